@@ -2,7 +2,7 @@
 # Runs all checks, and prints a last line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     any of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
+#   ./test.sh STAGE...     any of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak
 #
 # Each stage writes its log to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so
 # that a suite that silently does less fails. A skip that is not in tests/expected-skips.txt fails, too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak)
+STAGES=(build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -98,6 +98,8 @@ check_floors() {
         case $name in '' | '#'*) continue ;; esac
         count=$(grep -h "^COUNT $name " "$LOGS"/*.log | awk '{ n += $3 } END { printf "%d", n }')
         [ "$name" = tests_passed ] && count=$passed
+        # Where Ceph cannot be installed, nothing of it is counted.
+        [[ $name != ceph_* ]] || ! grep -q '^SKIPPED: Ceph cannot be installed' "$LOGS/ceph.log" || continue
         if [ "$count" -ge "$floor" ]; then
             echo "count $name: $count, at least $floor"
         else
@@ -148,6 +150,20 @@ null_target() {
     [ "$through" = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca  -" ] && [ "$raw" = "$through" ]
 }
 
+# Tests with a Ceph cluster of their own.
+ceph_cluster() {
+    local dir status=0
+    want_ceph || { echo "SKIPPED: Ceph cannot be installed here"; return 0; }
+    dir=$(mktemp -d) || return 1
+    # Not the ports of another run on this machine.
+    local -x CEPH_PORT=$((20000 + RANDOM % 100 * 100))
+    tests/ceph/cluster.sh start "$dir" && INLOCK_CEPH_DIR=$dir suite ceph --test-threads 6 || status=$?
+    tests/ceph/cluster.sh stop "$dir"
+    [ "$status" -eq 0 ] || tail -n 20 "$dir"/log/*.log
+    rm -rf "$dir"
+    return "$status"
+}
+
 need_packages || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 want_browser
 rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
@@ -168,7 +184,7 @@ stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage features cargo xtask features
 stage dependencies cargo xtask dependencies
 stage doc documentation
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest_cryptsetup.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest_cryptsetup.sh tests/ceph/cluster.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 if wanted unit; then
     # Without it, the tests skip their comparison with it.
     INLOCK_NEW_CRYPTSETUP=$(tests/newest_cryptsetup.sh 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=
@@ -186,6 +202,7 @@ stage endings suite endings
 stage null null_target
 stage disk suite disk
 stage report suite report
+stage ceph ceph_cluster
 stage vm awaited
 stage soak cargo xtask soak --seconds 10 --stall-seconds 10
 if [ "${WANTED[0]}" = all ]; then

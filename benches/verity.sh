@@ -2,7 +2,8 @@
 # Compares `inlock verity verify` with `veritysetup verify`, and verified reads over NBD with those of a raw image.
 #
 # INLOCK: the program (default: target/release/inlock); ROUNDS: rounds in turns (default: 5); DIR: a directory in memory
-# (default: /dev/shm); SIZE: of the data (default: 1G). Needs veritysetup, fio with nbd, jq and GNU time.
+# (default: /dev/shm); SIZE: of the data (default: 1G); LOOPS: passes of the reads (default: 1). Needs veritysetup, fio
+# with nbd, jq and GNU time.
 set -eu
 
 inlock=${INLOCK:-target/release/inlock}
@@ -13,7 +14,7 @@ head -c "${SIZE:-1G}" /dev/urandom > "$dir/data"
 seconds() { /usr/bin/time -f '%e %U %S' -o "$dir/time" "$@" > "$dir/output" && cat "$dir/time"; }
 # Bandwidth in KiB/s: sequential reads of 128 KiB, four in flight.
 read_rate() {
-    "$inlock" "$@" --run "fio --name=r --ioengine=nbd --uri=\"\$uri\" --rw=read --bs=128k --iodepth=4 --size=100% \
+    "$inlock" "$@" --run "fio --name=r --ioengine=nbd --uri=\"\$uri\" --rw=read --bs=128k --iodepth=4 --size=100% --loops=${LOOPS:-1} \
         --output-format=json" | sed -n '/^{/,$p' | jq '.jobs[0].read.bw'
 }
 root=$(cat "$dir/root")

@@ -66,3 +66,17 @@ want_browser() {
     }
     return 0
 }
+
+# Installs Ceph, if it is available. Fails without it; the tests with a cluster are skipped then.
+want_ceph() {
+    has_ceph || [ "$(id -u)" -ne 0 ] || ! command -v apt-get > /dev/null || {
+        echo "installing Ceph"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 \
+            ceph-mon ceph-osd ceph-mgr ceph-common librbd1 python3-rbd > /dev/null 2>&1
+    }
+    has_ceph
+}
+has_ceph() {
+    command -v ceph-mon && command -v ceph-osd && command -v ceph-mgr && command -v rbd &&
+        /usr/bin/python3 -c 'import rados, rbd'
+} > /dev/null 2>&1

@@ -1,14 +1,15 @@
 //! Benchmarks of Inlock: `inlock bench`.
 //!
 //! [`run`] measures one [`Subject`] on this machine and prints the results as tables or JSON. `cipher` measures the
-//! kernels, `path`, `cpu` and `latency` the I/O path of one worker, `compare` NBD servers. All but the
-//! first share one form, `results`: measurements and thresholds, which become text, JSON or a page.
+//! kernels, `engine` a cipher engine, `path`, `cpu` and `latency` the I/O path of one worker, `compare` NBD servers.
+//! All but the first two share one form, `results`: measurements and thresholds, which become text, JSON or a page.
 
 #![forbid(unsafe_code)]
 
 mod cipher;
 mod compare;
 mod cpu;
+mod engine;
 mod environment;
 mod fio;
 mod hashes;
@@ -35,7 +36,7 @@ pub use results::Verdict;
 
 /// Measures what `options` name and passes the results to `print`, in pieces.
 ///
-/// Returns the verdict on the thresholds; [`Subject::Cipher`] has none.
+/// Returns the verdict on the thresholds; [`Subject::Cipher`] and [`Subject::Engine`] have none.
 ///
 /// # Errors
 ///
@@ -44,6 +45,9 @@ pub use results::Verdict;
 pub fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<Option<Verdict>> {
     if options.subject == Subject::Cipher {
         return cipher::run(options.json, print).map(|()| None);
+    }
+    if options.subject == Subject::Engine {
+        return engine::run(options, print).map(|()| None);
     }
     // A report that cannot be written fails the run before it measures.
     if let Some(file) = &options.report {

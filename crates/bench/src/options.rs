@@ -9,6 +9,8 @@ use std::time::Duration;
 pub enum Subject {
     /// Cipher kernels.
     Cipher,
+    /// A cipher engine against the software, by request size.
+    Engine,
     /// I/O path of one worker, without a client.
     Path,
     /// Completion latency, with idle and with busy CPUs.
@@ -21,12 +23,13 @@ pub enum Subject {
 
 impl Subject {
     /// All subjects, in the order of the documentation.
-    pub const ALL: [Self; 5] = [Self::Cipher, Self::Path, Self::Latency, Self::Compare, Self::All];
+    pub const ALL: [Self; 6] = [Self::Cipher, Self::Engine, Self::Path, Self::Latency, Self::Compare, Self::All];
 
     /// Returns the name of the subject on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cipher => "cipher",
+            Self::Engine => "engine",
             Self::Path => "path",
             Self::Latency => "latency",
             Self::Compare => "compare",
@@ -45,7 +48,7 @@ pub struct Options {
     pub subject: Subject,
     /// Results as JSON instead of tables.
     pub json: bool,
-    /// File for the results as an HTML page. Not for [`Subject::Cipher`].
+    /// File for the results as an HTML page. Not for [`Subject::Cipher`] and [`Subject::Engine`].
     pub report: Option<PathBuf>,
     /// Seconds instead of minutes.
     pub quick: bool,

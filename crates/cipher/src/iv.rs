@@ -9,7 +9,7 @@ use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::{DataUnitSize, Hash, IvNumbering};
+use crate::{DataUnitSize, Hash, IvNumber, IvNumbering};
 
 /// Makes the IVs of consecutive data units.
 pub(crate) struct IvGenerator {
@@ -40,6 +40,43 @@ enum Mode {
     /// One block for every unit, for vectors whose tweak is not a number.
     #[cfg(test)]
     Fixed(Block),
+}
+
+/// IVs of a cipher whose units are encrypted elsewhere, such as by an engine.
+pub struct UnitIvs {
+    generator: IvGenerator,
+}
+
+impl UnitIvs {
+    /// Makes the IVs of `spec` under `key`. `None` if the specification is not valid for key and unit, if units use
+    /// several keys in turn, or if an IV depends on more than its number and the key.
+    pub fn new(spec: &CipherSpec, key: &[u8], unit: DataUnitSize, numbering: IvNumbering) -> Option<Self> {
+        let by_number = matches!(
+            spec.iv,
+            IvMode::Plain | IvMode::Plain64 | IvMode::Plain64Be | IvMode::Essiv(_) | IvMode::Benbi | IvMode::Null
+        );
+        spec.check().ok()?;
+        let parts = spec.key_parts(key.len())?;
+        if !by_number || spec.keys.get() != 1 || parts.extra != 0 || !spec.can_use_unit(unit) {
+            return None;
+        }
+        let keys = IvKeys { own: key, first: key, extra: &[] };
+        let generator = IvGenerator::new(spec, &keys, unit, numbering, AesKernel::best().ok()?);
+        Some(Self { generator })
+    }
+
+    /// Fills `ivs` with the IVs of consecutive units, the first of which has the number `first`. IVs of 8 bytes are in
+    /// the first bytes.
+    pub fn fill(&self, first: IvNumber, ivs: &mut [[u8; 16]]) {
+        for (batch, ivs) in ivs.chunks_mut(MAX_BATCH).enumerate() {
+            self.generator.fill(self.generator.advance(first.0, batch * MAX_BATCH), ivs);
+        }
+    }
+
+    /// Returns the number `units` units after `first`.
+    pub fn after(&self, first: IvNumber, units: usize) -> IvNumber {
+        IvNumber(self.generator.advance(first.0, units))
+    }
 }
 
 /// Parts of the volume key for the IVs.
@@ -171,4 +208,51 @@ fn essiv(cipher: Cipher, hash: Hash, key: &[u8], kernel: AesKernel) -> Mode {
         return Mode::Essiv(AesKey::new(kernel, digest));
     }
     Mode::EssivOf(new_block_cipher(kernel, cipher, digest).expect("the digest's length was checked"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_ivs_of_a_run_are_those_of_single_units() {
+        let (key, unit) = ([0x5a; 32], DataUnitSize::LUKS_MAX);
+        for text in ["aes-cbc-plain", "aes-cbc-plain64", "aes-cbc-essiv:sha256", "aes-cbc-benbi", "aes-xts-plain64be"] {
+            for (numbering, step) in [(IvNumbering::Sectors, 8), (IvNumbering::DataUnits, 1)] {
+                let spec = text.parse().unwrap();
+                let ivs = UnitIvs::new(&spec, &key, unit, numbering).unwrap();
+                for first in [0, u64::from(u32::MAX) - 9, u64::MAX - 9].map(IvNumber) {
+                    let mut run = [[0; 16]; 3 * MAX_BATCH + 1];
+                    ivs.fill(first, &mut run);
+                    for (at, iv) in run.iter().enumerate() {
+                        let number = IvNumber(first.0.wrapping_add(at as u64 * step));
+                        assert_eq!(ivs.after(first, at), number);
+                        let mut single = [[0; 16]];
+                        ivs.fill(number, &mut single);
+                        assert_eq!(single[0], *iv, "{text}, {at} units after {first:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unit_ivs_of_data_or_of_several_keys_are_refused() {
+        let new = |text: &str, key_len| {
+            let spec = text.parse().unwrap();
+            UnitIvs::new(&spec, &vec![7; key_len], DataUnitSize::SECTOR, IvNumbering::Sectors).is_some()
+        };
+        assert!(new("aes-cbc-plain64", 32) && new("aes-xts-plain64", 64));
+        for (text, key_len) in [
+            ("aes-cbc-plain64", 33),
+            ("aes:64-cbc-lmk", 64 * 16),
+            ("aes:2-cbc-plain64", 64),
+            ("aes-cbc-lmk", 32),
+            ("aes-cbc-tcw", 64),
+            ("aes-cbc-eboiv", 32),
+            ("aes-cbc-elephant", 64),
+        ] {
+            assert!(!new(text, key_len), "{text} with {key_len} bytes");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use inlock_nbd_store::OpenError;
+use inlock_rbd_store::OpenError as ImageError;
 use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
 
 /// An exit status.
@@ -53,6 +54,8 @@ pub(crate) enum CliError {
     NoDevice { path: PathBuf, creating: bool, source: io::Error },
     #[error("Device {uri} cannot be opened.")]
     NoExport { uri: String, source: OpenError },
+    #[error("Device {name} cannot be opened.")]
+    NoImage { name: String, source: ImageError },
     #[error("Cannot write to device {}, permission denied.", .path.display())]
     ReadOnly { path: PathBuf },
     #[error("Device {} is neither a regular file nor a block device.", .path.display())]
@@ -139,6 +142,8 @@ impl CliError {
             Self::NoKey | Self::OtherKey | Self::WrongVolumeKey => Status::Permission,
             Self::OtherPassphrase | Self::Declined(_) => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } | Self::NoExport { .. } => Status::Device,
+            Self::NoImage { source: ImageError::Locked(_) | ImageError::LockedByHand, .. } => Status::Busy,
+            Self::NoImage { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::AgainstPolicy { error, .. } => match error {
                 PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
@@ -160,6 +165,7 @@ impl CliError {
                 format!("create an image file first: truncate -s SIZE {}", path.display())
             }
             Self::NoExport { source, .. } => return hint_of_export(source).map(ToOwned::to_owned),
+            Self::NoImage { source, .. } => return hint_of_image(source).map(ToOwned::to_owned),
             Self::NotLuks { found: Some(version), .. } => {
                 format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
             }
@@ -307,6 +313,33 @@ fn hint_of_export(error: &OpenError) -> Option<&'static str> {
         }
         OpenError::Dialect(_) | OpenError::Protocol(_) => {
             "use a server of fixed newstyle NBD, such as nbdkit or qemu-nbd"
+        }
+        _ => return None,
+    })
+}
+
+/// Returns the hint for an image of RBD that cannot be opened.
+fn hint_of_image(error: &ImageError) -> Option<&'static str> {
+    Some(match error {
+        ImageError::NoLibrary { .. } => {
+            "install Ceph's client library: apt-get install librbd1, or dnf install librbd1"
+        }
+        ImageError::Config { .. } => "name the file: rbd:POOL/IMAGE:conf=FILE",
+        ImageError::Option { .. } => "check the options behind the image's name; a colon in a value is written \\:",
+        ImageError::NoMonitors => "name the configuration of the cluster: rbd:POOL/IMAGE:conf=/etc/ceph/ceph.conf",
+        ImageError::NoKeyring(_) => {
+            "name the client with id=USER, and put its keyring where the configuration says, or add :keyring=FILE"
+        }
+        ImageError::AuthRefused { .. } => "check id=USER and its keyring: ceph auth get client.USER",
+        ImageError::TimedOut(_) => "check the monitors' addresses and `ceph -s`, or raise --connect-timeout",
+        ImageError::UnknownPool(_) => "list the pools: ceph osd pool ls",
+        ImageError::UnknownNamespace(_) => "list the namespaces: rbd namespace ls POOL",
+        ImageError::UnknownImage(_) => "list the images: rbd ls POOL; create one: rbd create --size SIZE POOL/IMAGE",
+        ImageError::UnknownSnapshot(_) => "list the snapshots: rbd snap ls POOL/IMAGE",
+        ImageError::NotAllowed { .. } => "give the client the capabilities of `profile rbd`: ceph auth caps",
+        ImageError::LockedByHand => "list the lock: rbd lock ls POOL/IMAGE; remove it: rbd lock rm",
+        ImageError::Locked(_) => {
+            "close the image there; --steal-lock takes the lock, and the other client can no longer use the image"
         }
         _ => return None,
     })

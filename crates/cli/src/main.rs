@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     if invocation.serialize_pbkdf {
         volume::lock::serialize_memory_hard_pbkdf();
     }
-    volume::remote::set_options(invocation.store_options);
+    volume::remote::set_options(invocation.remote_options);
     let stdout_is_data = matches!(&invocation.request, Request::Run(prepared) if prepared.stdout_is_data);
     if invocation.verbose {
         set_verbose(if stdout_is_data { Details::Stderr } else { Details::Stdout });

@@ -88,6 +88,17 @@ const MISTAKES: &[(&[&str], &str)] = &[
         "--busy-poll takes 'auto', or 0 to 10000 microseconds",
     ),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload", "all"], "none, reads, writes, both, auto"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--engine", "qat"], "one of software, afalg"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--engine-threshold", "4K"], "--engine-threshold needs --engine afalg"),
+    (
+        &["open", "IMAGE", "name", "--engine", "software", "--engine-threshold", "4K"],
+        "--engine-threshold needs --engine afalg",
+    ),
+    (&["open", "IMAGE", "name", "--engine", "afalg", "--engine-threshold", "0"], "needs a number above zero"),
+    (&["open", "IMAGE", "name", "--engine", "afalg", "--via", "fuse"], "--via fuse does not support --engine."),
+    (&["mount", "IMAGE", "/", "--engine", "afalg", "--via", "loop"], "--via loop does not support --engine."),
+    (&["serve", "--config", "FILE", "--nbd", "unix:x", "--engine", "afalg"], "--engine is not allowed with --config"),
+    (&["export", "IMAGE", "out", "--engine", "afalg"], "Option --engine is not allowed with export action."),
     (&["serve", "IMAGE", "--nbd", "unix:x", "-c", "aes-xts-plain64"], "--cipher is not allowed with type luks"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "raw", "-d", "KEY"], "--key-file is not allowed with type raw"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "plain", "--header", "h"], "--header is not allowed with type plain"),
@@ -123,7 +134,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "--shared"], "Option --shared is not allowed with type luks"),
     (&["luksAddKey", "IMAGE", "KEY", "--new-token-id", "1"], "Only one of new key file, --new-token-id"),
     (&["luksDump", "IMAGE", "--progress-json"], "Option --progress-json is not allowed with luksDump action."),
-    (&["bench", "disk"], "'disk' is none of cipher, path"),
+    (&["bench", "disk"], "'disk' is none of cipher, engine"),
 ];
 
 #[test]

@@ -101,6 +101,23 @@ fn latency_has_percentiles_for_idle_and_busy_cpus() {
 }
 
 #[test]
+fn engine_has_every_size_depth_and_direction() {
+    let told = shortest(&["engine", "--quick"]);
+    assert_eq!(told["engine"], "afalg");
+    let has_engine = told["missing"].is_null();
+    assert!(has_engine || told["missing"].as_str().is_some_and(|why| why.starts_with("the kernel ")), "{told}");
+    let rows = told["results"].as_array().expect("a list");
+    assert_eq!(rows.len(), 2 * 2 * 3);
+    for row in rows {
+        assert!(row["software_bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0), "{row}");
+        for figure in ["engine_bytes_per_second", "ratio_to_software"] {
+            assert_eq!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), has_engine, "{row}");
+        }
+    }
+    assert!(has_engine || told["crossover"].is_null(), "{told}");
+}
+
+#[test]
 fn unwritable_report_is_refused_before_measuring() {
     let ended = run(inlock().args(["bench", "path", "--report", "/nowhere/report.html"]), b"");
     ended.fails(1, &["cannot write /nowhere/report.html"]);
@@ -110,8 +127,10 @@ fn unwritable_report_is_refused_before_measuring() {
 #[test]
 fn invalid_bench_options_are_refused() {
     for (arguments, words) in [
-        (&["speed"][..], "'speed' is none of cipher, path, latency, compare, all"),
+        (&["speed"][..], "'speed' is none of cipher, engine, path, latency, compare, all"),
         (&["cipher", "--quick"], "--quick is not allowed with bench cipher"),
+        (&["engine", "--report", "x.html"], "--report is not allowed with bench engine"),
+        (&["engine", "--check"], "--check is not allowed with bench engine"),
         (&["path", "--rounds", "0"], "above zero"),
         (&["path", "--bars", "--allow-missing", "--rounds", "0"], "above zero"),
         (&["path", "--allow-missing"], "--allow-missing needs --check"),

@@ -149,6 +149,35 @@ fn resized_volume_keeps_its_data_and_reads_zeroes_behind_them() {
 }
 
 #[test]
+fn volume_with_marks_reads_zeroes_before_and_after_a_resize() {
+    if !have("nbdcopy") {
+        return;
+    }
+    let dir = Dir::new();
+    let (image, data, copy) = (dir.name("image"), dir.name("data"), dir.name("copy"));
+    fs::write(&image, harness::noise(4 << 20)).unwrap();
+    let options = keyed(&dir);
+    let keyed = |words: &[&str]| call(words.iter().map(|word| (*word).to_owned()).chain(options.iter().cloned()));
+    keyed(&["integrity", "format", &image, "-q", "--integrity-lazy"]).works();
+    fs::write(&data, [0x5a; 100_000]).unwrap();
+    serve(&image, &options, &format!("nbdcopy {data} \"$uri\"")).works();
+    let mut bytes = fs::read(&image).unwrap();
+    bytes.extend(harness::noise(4 << 20));
+    fs::write(&image, &bytes).unwrap();
+    keyed(&["integrity", "resize", &image, "--integrity-lazy"]).works();
+    serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}")).works();
+    let read = fs::read(&copy).unwrap();
+    assert!(read.len() > 6 << 20 && read[..100_000].iter().all(|byte| *byte == 0x5a));
+    assert!(read[100_000..].iter().all(|byte| *byte == 0));
+    // Without the option the new blocks cannot be read.
+    fs::File::options().write(true).open(&image).unwrap().set_len(9 << 20).unwrap();
+    keyed(&["integrity", "resize", &image]).works();
+    serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}")).fails(1, &[]);
+    keyed(&["integrity", "format", &image, "--resume-wipe", "--integrity-lazy"]).works();
+    serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}")).works();
+}
+
+#[test]
 fn volume_in_use_is_refused_through_either_device() {
     let dir = Dir::new();
     let (meta, data) = (dir.image("meta", 1), dir.image("data", 4));
@@ -227,6 +256,10 @@ fn mistake_in_options_is_refused_by_name() {
             (&["dump", &image, "--wipe"], "Option --wipe is not allowed with integrity dump."),
             (&["resize", &image, "--size", "9G"], "Option --size cannot be used"),
             (&["mend", &image], "is none of format, open, serve, dump, status, resize, close."),
+            (&["format", &other, "--integrity-lazy"], "the tags have no key, so anyone could mark"),
+            (&["resize", &image, "--integrity-lazy"], "the tags have no key, so anyone could mark"),
+            (&["format", &other, "--integrity-lazy", "--no-wipe"], "--no-wipe is not allowed with --integrity-lazy."),
+            (&["serve", &image, "--integrity-lazy"], "Option --integrity-lazy is not allowed with integrity serve."),
             (&["format", &other, "-I", "md5"], "Option --integrity 'md5' is not supported."),
             (&["format", &other, "--integrity-inline"], "Inline integrity is not supported"),
             (&["format", &other, "-I", "hmac-sha256"], "needs --integrity-key-file"),

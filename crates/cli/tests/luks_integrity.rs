@@ -75,6 +75,31 @@ fn volume_without_wipe_has_only_written_units() {
 }
 
 #[test]
+fn volume_with_marks_reads_zeroes_where_it_was_never_written() {
+    for (cipher, integrity, bits, unit) in KINDS {
+        let dir = Dir::new();
+        let image = dir.file("image", &noise(24 << 20));
+        let before = fs::read(&image).unwrap();
+        let options = ["--cipher", cipher, "--integrity", integrity, "--key-size", bits, "--sector-size", unit];
+        let words = ["luksFormat", "-q", "--integrity-lazy"].into_iter().chain(options).chain(FAST).chain([&*image]);
+        call_with(b"secret", words).works();
+        let after = fs::read(&image).unwrap();
+        let changed = before[16 << 20..].iter().zip(&after[16 << 20..]).filter(|(a, b)| a != b).count();
+        // Superblock, journal and tags, of which those of 512 bytes are the longest.
+        assert!(changed < 3 << 20, "{cipher}: {changed} bytes of the data area were written");
+        let empty = call_with(b"secret", ["export", &image, "-"]);
+        assert!(empty.works().out.iter().all(|byte| *byte == 0), "{cipher}");
+        let input = dir.file("input", &noise(100_000));
+        call_with(b"secret", ["import", &input, &image]).works();
+        let exported = call_with(b"secret", ["export", &image, "-"]);
+        let (written, rest) = exported.works().out.split_at(100_000);
+        assert!(written == noise(100_000) && rest.iter().all(|byte| *byte == 0), "{cipher}");
+        let resumed = call_with(b"secret", ["luksFormat", "-q", "--resume-wipe", "--integrity-lazy", &image]);
+        assert_eq!(resumed.works().text(), "0 blocks could not be read, and are marked as never written.\n");
+    }
+}
+
+#[test]
 fn suspended_volume_has_no_key_and_goes_on_with_it() {
     let dir = Dir::new();
     let run = Run::new();
@@ -121,6 +146,11 @@ fn mistakes_are_explained_and_nothing_is_written() {
             "needs --integrity",
         ),
         (&["--integrity-no-wipe"], "Option --integrity-no-wipe needs --integrity."),
+        (&["--integrity-lazy"], "Option --integrity-lazy needs --integrity."),
+        (
+            &["--integrity", "hmac-sha256", "--integrity-lazy", "--integrity-no-wipe"],
+            "--integrity-no-wipe is not allowed with --integrity-lazy",
+        ),
         (&["--integrity", "hmac-sha256", "--integrity-inline"], "Inline integrity is not supported"),
         (&["--integrity", "hmac-sha256", "--offset", "49144"], "too small"),
     ] {

@@ -38,6 +38,8 @@ fn status_counts_requests() {
     assert_eq!(["reads", "writes", "flushes", "discards", "write_zeroes"].map(count), [5, 3, 1, 0, 0], "{counters}");
     assert_eq!(["bytes_read", "bytes_written"].map(count), [5 * 4096, 3 * 8192]);
     assert_eq!(["inline", "offloaded", "cipher_calls", "cipher_units"].map(count), [8, 0, 8, 3 * 2 + 5]);
+    assert_eq!(status["engine"], serde_json::json!({ "name": "software" }));
+    assert!(status["engine_counters"].is_null(), "{status}");
     for phase in ["total", "queue", "store", "cipher"] {
         let spread = &status["latency_ns"][phase];
         let value = |name: &str| spread[name].as_u64().unwrap_or_else(|| panic!("no {name} in {spread}"));
@@ -50,6 +52,7 @@ fn status_counts_requests() {
     for words in [
         "  offload: none (dm-crypt: reads queued, writes queued)\n",
         "  cipher work: 8 requests inline, 0 offloaded, 8 calls of 1.4 units\n",
+        "  engine:  software\n",
         "  requests: 5 reads (20480 bytes), 3 writes (24576 bytes), 0 write-zeroes, 1 flushes, 0 discards, ",
         "\n  total   p50 ",
         ", p99.99 ",

@@ -36,6 +36,26 @@ fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String) {
     (child.wait().expect("it ends").code(), err)
 }
 
+/// Whether the kernel has sockets of the family AF_ALG: a program that made one has loaded the module.
+fn has_afalg() -> bool {
+    let protocols = std::fs::read_to_string("/proc/net/protocols").expect("the kernel's protocols");
+    protocols.lines().any(|line| line.split_whitespace().next() == Some("ALG"))
+}
+
+#[test]
+fn engine_that_kernel_lacks_is_refused() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let ended = call_with(b"secret", ["serve", &image, "--engine", "afalg", "--run", "true"]);
+    if has_afalg() {
+        ended.works();
+    } else {
+        let hint = "load the modules af_alg and algif_skcipher, or use --engine software";
+        ended.fails(1, &["Cannot use --engine afalg: the kernel has no AF_ALG sockets.", hint]);
+    }
+    call_with(b"secret", ["serve", &image, "--engine", "software", "--run", "true"]).works();
+}
+
 #[test]
 fn captive_command_gets_variables_and_returns_status() {
     let dir = Dir::new();

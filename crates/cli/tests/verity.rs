@@ -256,7 +256,6 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["format", &empty, h], "there are no data"),
             (&["format", d, d], "Data area overlaps with hash area."),
             (&["format", d], "format: requires <data_device> <hash_device> as arguments."),
-            (&["format", d, h, "--fec-device", h], "Option --fec-device is not supported."),
             (&["verify", d, h], "Command requires <root_hash> or --root-hash-file option as argument."),
             (&["verify", d, h, r, "--root-hash-file", h], "not both"),
             (&["verify", d, h, "zz"], "Invalid root hash string specified."),
@@ -282,7 +281,7 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["serve", d, h, r, run[0], run[1], "--check-at-most-once"], "every read is verified"),
             (&["open", d, "name", h], "Command requires <root_hash>"),
             (&["open", d, h], "open: requires <data_device> <name> <hash_device>"),
-            (&["mend", d, h], "is none of format, verify, open, serve, dump, status, close."),
+            (&["mend", d, h], "is none of format, verify, open, serve, dump, table, status, close."),
         ],
     );
     call(["verity", "verify", d, "/nonexistent", r]).fails(4, &["does not exist or access denied"]);
@@ -328,4 +327,238 @@ fn dump_as_json_has_the_parameters() {
     let json: Value = serde_json::from_str(call(["verity", "dump", "--json", &hash]).works().text()).unwrap();
     assert_eq!((&json["hash"], &json["salt"]), (&"sha256".into(), &SALT.into()));
     assert_eq!((&json["data_blocks"], &json["hash_blocks"]), (&16.into(), &1.into()));
+}
+
+/// Key of a table's line.
+fn table_key() -> String {
+    (0..64).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes `data` through one line of dm-crypt, and returns the image of the ciphertext with its line.
+fn encrypted(dir: &Dir, name: &str, data: &[u8]) -> (String, String) {
+    let image = dir.file(name, &vec![0; data.len()]);
+    let line = format!("0 {} crypt aes-xts-plain64 {} 0 {image} 0", data.len() / 512, table_key());
+    let plain = dir.file("plain", data);
+    call(["import", "--table", &dir.file("line", line.as_bytes()), &plain]).works();
+    (image, line)
+}
+
+/// Exports a table's device.
+fn exported(dir: &Dir, table: &str) -> Ended {
+    call(["export", "-", "--table", &dir.file("table", table.as_bytes())])
+}
+
+#[test]
+fn printed_line_of_a_device_opens_it() {
+    let dir = Dir::new();
+    let (data, hash) = (dir.file("data", &noise(4096 * 300)), dir.name("hash"));
+    let root = root_of(call(["verity", "format", &data, &hash, "--salt", SALT]).works());
+    let printed = call(["verity", "table", &data, &hash, &root, "--ignore-corruption"]);
+    let line = format!("0 2400 verity 1 {data} {hash} 4096 4096 300 1 sha256 {root} {SALT} 1 ignore_corruption\n");
+    assert_eq!((printed.code, printed.text()), (0, line.as_str()));
+    assert!(printed.err.contains("is a file; the Linux kernel needs a block device"), "{printed:?}");
+    let line = line.replace(" 1 ignore_corruption\n", "");
+    assert!(exported(&dir, &line).works().out == noise(4096 * 300));
+    assert_eq!(call(["table", "--table", &line]).works().text(), format!("{line}\n"));
+    // The length is that of the line.
+    assert!(exported(&dir, &line.replacen("2400", "17", 1)).works().out == noise(17 * 512));
+    let longer = exported(&dir, &line.replacen("2400", "2401", 1));
+    longer.fails(1, &["table line 1, word 9 (data blocks) '300': expected a number of data blocks"]);
+    let json = call(["table", "--table", &line, "--json"]);
+    let json: Value = serde_json::from_str(json.works().text()).unwrap();
+    assert_eq!((&json["lines"][0]["target"], &json["lines"][0]["root_hash"]), (&"verity".into(), &root.into()));
+    // Without superblock, and with blocks longer than a page.
+    let words = ["--no-superblock", "--data-block-size", "8192", "--data-blocks", "150", "--salt", "-"];
+    let root = root_of(call(["verity", "format", &data, &hash].iter().chain(&words)).works());
+    let printed = call(["verity", "table", &data, &hash, &root].iter().chain(&words));
+    let text = format!("0 2400 verity 1 {data} {hash} 8192 4096 150 0 sha256 {root} -\n");
+    assert_eq!((printed.code, printed.text()), (0, text.as_str()));
+    assert!(printed.err.contains("data blocks of 8192 bytes exceed its page"), "{printed:?}");
+    assert!(exported(&dir, &text).works().out == noise(4096 * 300));
+    flip(&data, 8192 * 77);
+    exported(&dir, &text).fails(1, &["data block 77 at position 630784 does not match its digest"]);
+    let ignoring = exported(&dir, &text.replace(" -\n", " - 2 ignore_corruption check_at_most_once\n"));
+    assert!(ignoring.code == 0 && ignoring.out == fs::read(&data).unwrap());
+}
+
+#[test]
+fn hash_tree_over_plaintext_is_a_stack_of_lines() {
+    let dir = Dir::new();
+    // Data and tree on one encrypted device.
+    let file = dir.file("file", &noise(4096 * 200));
+    let words = ["--hash-offset", "819200", "--data-blocks", "200", "--salt", SALT];
+    let root = root_of(call(["verity", "format", &file, &file].iter().chain(&words)).works());
+    let (image, line) = encrypted(&dir, "image", &fs::read(&file).unwrap());
+    let verity =
+        |hash: &str| format!("root: 0 1600 verity 1 /dev/mapper/plain {hash} 4096 4096 200 201 sha256 {root} {SALT}\n");
+    let stack = format!("plain: {line}\n{}", verity("/dev/mapper/plain"));
+    assert!(exported(&dir, &stack).works().out == noise(4096 * 200));
+    // The tree on a device of its own.
+    assert!(exported(&dir, &format!("plain: {line}\n{}", verity(&file))).works().out == noise(4096 * 200));
+    let shown = call(["table", "--table", &dir.file("table", stack.as_bytes())]);
+    assert_eq!(shown.works().text(), stack.replace(&table_key(), &"0".repeat(128)));
+    // A block of the ciphertext makes a block of the plaintext bad; another key all of them.
+    flip(&image, 4096 * 70 + 4000);
+    let bad = ["/dev/mapper/plain: data block 70 at position 286720 does not match its digest", "cannot read"];
+    exported(&dir, &stack).fails(1, &bad);
+    flip(&image, 4096 * 70 + 4000);
+    let other = stack.replacen("000102", "000103", 1);
+    exported(&dir, &other).fails(1, &["Verification of root hash failed"]);
+    let policy =
+        |cipher| call(["export", "-", "--table", &dir.file("table", stack.as_bytes()), "--require-cipher", cipher]);
+    policy("aes-xts-plain64").works();
+    policy("serpent-xts-plain64").fails(1, &["The table"]);
+    // Nothing is written through it.
+    let before = fs::read(&image).unwrap();
+    let written = call(["import", "--table", &dir.file("table", stack.as_bytes()), &file]);
+    assert!(written.code != 0 && written.err.contains("read-only"), "{written:?}");
+    assert!(fs::read(&image).unwrap() == before);
+}
+
+#[test]
+fn ciphertext_under_a_hash_tree_is_a_stack_of_lines() {
+    let dir = Dir::new();
+    let (image, line) = encrypted(&dir, "image", &noise(4096 * 200));
+    let hash = dir.name("hash");
+    let root = root_of(call(["verity", "format", &image, &hash, "--salt", SALT]).works());
+    let line = line.replace(&image, "/dev/mapper/root");
+    let verity = format!("root: 0 1600 verity 1 {image} {hash} 4096 4096 200 1 sha256 {root} {SALT}");
+    let stack = format!("{verity}\ntop: {line}\n");
+    assert!(exported(&dir, &stack).works().out == noise(4096 * 200));
+    let json = call(["table", "--table", &dir.file("table", stack.as_bytes()), "--json"]);
+    let json: Value = serde_json::from_str(json.works().text()).unwrap();
+    assert_eq!((&json["lines"][0]["name"], &json["lines"][1]["name"]), (&"root".into(), &"top".into()));
+    assert_eq!((&json["lines"][1]["key"], &json["sectors"]), (&Value::Null, &1600.into()));
+    // Lines that reach behind the verified device.
+    let beyond = stack.replacen("top: 0 1600", "top: 0 1601", 1);
+    exported(&dir, &beyond).fails(1, &["cannot be used"]);
+    flip(&image, 4096 * 9);
+    let at = format!("{image}: data block 9 at position 36864 does not match its digest");
+    exported(&dir, &stack).fails(1, &[&at, "cannot read"]);
+    let ignoring = exported(&dir, &stack.replace("\ntop", " 1 ignore_corruption\ntop"));
+    let differ = ignoring.out.iter().zip(noise(4096 * 200)).filter(|(ours, data)| **ours != *data).count();
+    assert!(ignoring.code == 0 && (14..=16).contains(&differ), "{differ} bytes of a block of the cipher differ");
+    for (option, said) in [
+        ("1 restart_on_corruption", "restarts or stops the machine"),
+        ("1 panic_on_error", "restarts or stops the machine"),
+        ("2 root_hash_sig_key_desc key", "has root_hash_sig_key_desc"),
+    ] {
+        exported(&dir, &stack.replace("\ntop", &format!(" {option}\ntop"))).fails(1, &[said, "hint: "]);
+    }
+}
+
+#[test]
+fn served_table_with_a_hash_tree_has_its_state_and_is_not_suspended() {
+    if !have("qemu-io") {
+        return;
+    }
+    let dir = Dir::new();
+    let (image, line) = encrypted(&dir, "image", &noise(4096 * 50));
+    let hash = dir.name("hash");
+    let root = root_of(call(["verity", "format", &image, &hash, "--salt", "-"]).works());
+    let line = line.replace(&image, "/dev/mapper/root");
+    let stack = format!("root: 0 400 verity 1 {image} {hash} 4096 4096 50 1 sha256 {root} -\ntop: {line}\n");
+    let table = dir.file("table", stack.as_bytes());
+    let name = format!("verity-table-{}", std::process::id());
+    let script = format!(
+        "qemu-io -r -f raw -c 'read -q 0 200k' \"$uri\"; {0} status {name} --json; {0} suspend {name}; \
+         {0} reload {name} --table {table}; qemu-io -r -f raw -c 'read 0 4k' \"$uri\" | head -n 1",
+        env!("CARGO_BIN_EXE_inlock")
+    );
+    let ended = run(inlock().args(["serve", "--table", &table, "--name", &name, "--run", &script]), b"");
+    let mut values = serde_json::Deserializer::from_slice(&ended.out).into_iter::<Value>();
+    let json = values.next().unwrap().unwrap();
+    assert_eq!((&json["type"], &json["read_only"]), (&"TABLE".into(), &true.into()), "{ended:?}");
+    assert_eq!((&json["verity"]["verified_blocks"], &json["verity"]["corrupted"]), (&50.into(), &0.into()));
+    assert!(ended.err.contains("has a table with a hash tree and cannot be suspended"), "{ended:?}");
+    assert!(ended.err.contains("A table with a hash tree cannot replace another one."), "{ended:?}");
+    assert!(ended.text().ends_with("read 4096/4096 bytes at offset 0\n"), "{ended:?}");
+}
+
+/// Parity of `veritysetup` and of Inlock is the same, and corrects the same errors.
+#[test]
+fn parity_is_written_shown_and_used_as_by_veritysetup() {
+    if !have("veritysetup") {
+        return;
+    }
+    let dir = Dir::new();
+    let data = dir.file("data", &noise(4096 * 700));
+    let uuid = "67d8cc2c-d8c1-4ada-a044-47333b44d202";
+    for (roots, offset, on_hash) in [("2", "0", false), ("13", "8192", false), ("4", "65536", true)] {
+        let mut made = Vec::new();
+        for who in ["theirs", "ours"] {
+            let hash = dir.file(&format!("{who}-hash"), &vec![0; if on_hash { 65536 } else { 0 }]);
+            let fec = if on_hash { hash.clone() } else { dir.name(&format!("{who}-fec-{roots}")) };
+            let words =
+                ["format", &data, &hash, "--salt", SALT, "--uuid", uuid, "--fec-device", &fec, "--fec-roots", roots];
+            let more = ["--fec-offset", offset];
+            let words = words.iter().chain(&more);
+            let ended = match who {
+                "theirs" => run(Command::new("veritysetup").args(words), b""),
+                _ => call(["verity"].iter().chain(words)),
+            };
+            let text = ended.works().text().replace(&hash, "HASH");
+            let options = ["--fec-device", &fec, "--fec-roots", roots, "--fec-offset", offset];
+            let dump = call(["verity", "dump", &hash].iter().chain(&options));
+            let theirs = veritysetup(&["dump", &hash].iter().chain(&options).copied().collect::<Vec<_>>());
+            assert_eq!(dump.works().text(), theirs.works().text());
+            made.push((text, fs::read(&hash).unwrap(), fs::read(&fec).unwrap(), root_of(&ended), hash, fec));
+        }
+        let [(text, tree, parity, ..), ours] = &made[..] else { unreachable!() };
+        assert_eq!(*text, ours.0);
+        assert!(*tree == ours.1 && *parity == ours.2, "{roots} {offset}");
+        let (root, hash, fec) = (&ours.3, &ours.4, &ours.5);
+        let options = ["--fec-device", fec, "--fec-roots", roots, "--fec-offset", offset];
+        let words: Vec<&str> = ["verify", &data, hash, root].into_iter().chain(options).collect();
+        call(["verity"].iter().chain(&words)).works();
+        // Three blocks in a row are in three rounds.
+        (10..13).for_each(|block| flip(&data, block * 4096 + 5));
+        let (theirs, found) = (veritysetup(&words), call(["verity"].iter().chain(&words)));
+        assert_eq!((theirs.code, found.code), (0, 0), "{found:?}");
+        assert!(theirs.err.contains("Found 3 repairable errors") && found.err.contains("found 3 repairable errors"));
+        let copy = dir.name("copy");
+        let run = ["--run".to_owned(), format!("nbdcopy \"$uri\" {copy}")];
+        let serve =
+            ["verity", "serve"].into_iter().chain(words[1..].iter().copied()).chain(run.iter().map(String::as_str));
+        let served = call(serve);
+        assert_eq!(served.code, 0, "{served:?}");
+        assert!(served.err.contains("data block 11 at position 45056 does not match its digest, and was rebuilt"));
+        assert!(fs::read(&copy).unwrap() == noise(4096 * 700));
+        // By its table, too.
+        let printed = call(["verity", "table"].iter().chain(&words[1..]));
+        let arguments = format!(" 8 use_fec_from_device {fec} fec_blocks ");
+        assert!(printed.text().contains(&arguments), "{printed:?}");
+        assert!(printed.text().ends_with(&format!(" fec_roots {roots}\n")), "{printed:?}");
+        let read = exported(&dir, printed.text());
+        assert!(read.code == 0 && read.out == noise(4096 * 700), "{}", read.err);
+        // More blocks of a round than the parity corrects.
+        (0..700).for_each(|block| flip(&data, block * 4096));
+        let (theirs, ours) = (veritysetup(&words), call(["verity"].iter().chain(&words)));
+        assert_eq!((theirs.code, ours.code), (2, 2), "{ours:?}");
+        fs::write(&data, noise(4096 * 700)).unwrap();
+    }
+}
+
+#[test]
+fn mistake_about_parity_is_refused_by_name() {
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 20);
+    let fec = dir.file("fec", &[]);
+    let (d, h, r, f) = (data.as_str(), hash.as_str(), root.as_str(), fec.as_str());
+    refuse(
+        &[&data, &hash, &fec],
+        &[
+            (&["format", d, h, "--fec-device", f, "--fec-roots", "1"], "Invalid number of parity bytes."),
+            (&["format", d, h, "--fec-device", f, "--fec-roots", "25"], "Invalid number of parity bytes."),
+            (&["format", d, h, "--fec-device", f, "--fec-offset", "100"], "Unsupported VERITY FEC offset."),
+            (&["format", d, h, "--fec-device", f, "--fec-offset", "512"], "Unsupported VERITY FEC offset."),
+            (&["format", d, h, "--fec-device", f, "--data-block-size", "512"], "Block sizes must match for FEC."),
+            (&["format", d, h, "--fec-device", h], "FEC area overlaps with hash area."),
+            (&["format", d, h, "--fec-device", h, "--fec-offset", "4096"], "FEC area overlaps with hash area."),
+            (&["format", d, h, "--fec-device", d], "The FEC device names the data device."),
+            (&["verify", d, h, r, "--fec-device", f], "the device ends before the parity does"),
+            (&["serve", d, h, r, "--fec-device", f, "--run", "true"], "the device ends before the parity does"),
+        ],
+    );
+    call(["verity", "verify", d, h, r, "--fec-device", "/nonexistent"]).fails(4, &["does not exist or access denied"]);
 }

@@ -1,4 +1,5 @@
-//! Cost of keeping counters: requests of 4 KiB in memory, with and without, batches of both in turn.
+//! Cost of keeping counters, and of a cipher engine for longer requests: requests of 4 KiB in memory, with and without,
+//! batches of both in turn.
 //!
 //! Every batch is compared with the one before it, so that what else the machine does falls on both; the median of the
 //! ratios is printed. Nothing shorter than this is ever asked, so the share is at its largest here.
@@ -12,7 +13,7 @@ use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
-use inlock_engine::{Access, BlockingDevice, Device, StatsLevel};
+use inlock_engine::{Access, BlockingDevice, CipherEngine, CipherJob, Device, EngineKey, EngineKeySpec, StatsLevel};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,10 +23,34 @@ const BATCH: u64 = 4000;
 const ROUNDS: usize = 401;
 const DEPTH: u64 = 16;
 
+/// An engine that gets no request.
+struct Unused;
+
+impl CipherEngine for Unused {
+    fn open_key(&self, _spec: &EngineKeySpec<'_>) -> Option<Box<dyn EngineKey>> {
+        Some(Box::new(Self))
+    }
+}
+
+impl EngineKey for Unused {
+    fn submit(&self, job: CipherJob) -> Result<(), CipherJob> {
+        panic!("{job:?} is shorter than any for the engine");
+    }
+}
+
+fn key() -> VolumeKey {
+    VolumeKey::new(&(0..64).collect::<Vec<u8>>())
+}
+
+fn with_engine() -> Arc<Device> {
+    let device = Arc::into_inner(device(StatsLevel::On)).unwrap();
+    Arc::new(device.with_engine(Arc::new(Unused), 128 << 10, &[&key()]).unwrap())
+}
+
 fn device(level: StatsLevel) -> Arc<Device> {
     let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
     let store = Arc::new(MemoryStore::new(vec![1; LEN as usize]));
-    let device = Device::new(&[segment], &VolumeKey::new(&(0..64).collect::<Vec<u8>>()), store, Access::default());
+    let device = Device::new(&[segment], &key(), store, Access::default());
     Arc::new(device.unwrap().with_stats(level))
 }
 
@@ -115,4 +140,8 @@ fn main() {
     compare("read_at, 4 KiB", |n| by_calls(&blocking[n], false));
     compare("write_at, 4 KiB", |n| by_calls(&blocking[n], true));
     compare("worker, reads of 4 KiB, 16 at a time", |n| by_worker(&devices[n]));
+    let engine = [device(StatsLevel::On), with_engine()];
+    compare("worker, reads of 4 KiB, 16 at a time, an engine", |n| by_worker(&engine[n]));
+    let same = [device(StatsLevel::On), device(StatsLevel::On)];
+    compare("worker, reads of 4 KiB, 16 at a time, no difference", |n| by_worker(&same[n]));
 }

@@ -83,6 +83,10 @@ pub struct EngineStats {
     pub refused: u64,
     /// Accepted jobs that failed; the request got an I/O error.
     pub failed: u64,
+    /// Accepted jobs that the engine finished in software, after a failure that changed no data.
+    pub fell_back: u64,
+    /// Keys that it has now: one for each target of the table, none while they are wiped.
+    pub keys: u64,
 }
 
 #[derive(Default)]
@@ -90,6 +94,8 @@ struct Counters {
     accepted: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
+    fell_back: AtomicU64,
+    keys: AtomicU64,
 }
 
 /// An engine, and the requests that it is for.
@@ -116,8 +122,14 @@ impl EngineSlot {
 
     pub(crate) fn stats(&self) -> EngineStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { accepted, refused, failed } = &*self.counters;
-        EngineStats { accepted: get(accepted), refused: get(refused), failed: get(failed) }
+        let Counters { accepted, refused, failed, fell_back, keys } = &*self.counters;
+        EngineStats {
+            accepted: get(accepted),
+            refused: get(refused),
+            failed: get(failed),
+            fell_back: get(fell_back),
+            keys: get(keys),
+        }
     }
 
     /// Passes the keys of a table to the engine. There are as many as the table uses.
@@ -127,12 +139,30 @@ impl EngineSlot {
             let (unit, large_iv, key) = (target.unit, target.large_iv, keys[crypt.key]);
             self.engine.open_key(&EngineKeySpec { cipher: &crypt.spec, unit, large_iv, key })
         };
-        let keys = mapping.targets.iter().map(open).collect();
-        EngineKeys { keys, min_len: self.min_len, counters: Arc::clone(&self.counters) }
+        let keys = EngineKeys {
+            keys: mapping.targets.iter().map(open).collect(),
+            min_len: self.min_len,
+            counters: Arc::clone(&self.counters),
+        };
+        self.counters.keys.fetch_add(keys.count(), Ordering::Relaxed);
+        keys
+    }
+}
+
+impl Drop for EngineKeys {
+    fn drop(&mut self) {
+        let count = self.count();
+        // The counter is zero only when the engine has no key.
+        self.keys.clear();
+        self.counters.keys.fetch_sub(count, Ordering::Relaxed);
     }
 }
 
 impl EngineKeys {
+    fn count(&self) -> u64 {
+        self.keys.iter().flatten().count() as u64
+    }
+
     /// Returns whether the cipher work of this range is for the engine.
     pub(crate) fn is_for(&self, range: &MappedRange) -> bool {
         range.aligned_len >= self.min_len && self.keys[range.target as usize].is_some()
@@ -180,6 +210,13 @@ impl CipherJob {
         match &mut self.rest {
             Some(rest) => &mut rest.buffer.data_mut()[..self.len],
             None => &mut [],
+        }
+    }
+
+    /// Counts the job as one that the engine finishes in software. Call it at most once, before the job ends.
+    pub fn note_fallback(&self) {
+        if let Some(rest) = &self.rest {
+            rest.counters.fell_back.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -17,6 +17,7 @@ use crate::freeze::{FreezeState, View};
 use crate::mapping::Mapping;
 use crate::ring::{Completion, Ring, Wait, WriteSegment};
 use crate::stats::OwnShard;
+use crate::store::BackingStore;
 use crate::thread_pool::copy::{CHUNK, CopyThread};
 use crate::thread_pool::crypt::Offload;
 use crate::thread_pool::zone_mgmt::ZoneMgmtThread;
@@ -144,7 +145,8 @@ impl<F: Frontend> Worker<F> {
         let (access, asynchronous) = stores::connect(&device, &mut ring, capacity);
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
-        let copies = device.stores().iter().any(|store| store.profile().in_memory);
+        let copies = |store: &Arc<dyn BackingStore>| store.profile().in_memory && store.asynchronous().is_none();
+        let copies = device.stores().iter().any(copies);
         // Works without a copy thread if that cannot be started.
         let copy = if copies { CopyThread::start(CHUNK).ok() } else { None };
         Self {

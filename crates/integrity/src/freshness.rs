@@ -11,11 +11,10 @@ use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions, load};
 use crate::stores::Stores;
 use crate::superblock::array;
-use crate::tags::{TagAlgorithm, TagHash};
+use crate::tags::TagHash;
 use inlock_engine::store::read_all;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
-use zeroize::Zeroizing;
 
 /// Bytes in a leaf of the tree of [`tag_root`].
 const LEAF: usize = 4096;
@@ -152,12 +151,8 @@ impl FreshnessKey {
     ///
     /// Fails if there is no volume key.
     pub fn derive(volume_key: &[u8]) -> Result<Self, IntegrityError> {
-        let mac = |key: &[u8]| {
-            TagHash::new(TagAlgorithm::HmacSha256, key)
-                .map_err(|_| IntegrityError::option("freshness", "there is no volume key"))
-        };
-        let derived = Zeroizing::new(mac(volume_key)?.digest(&[b"inlock freshness record"]));
-        Ok(Self(mac(&derived[..32])?))
+        let mac = TagHash::derive(volume_key, b"inlock freshness record");
+        Ok(Self(mac.ok_or(IntegrityError::option("freshness", "there is no volume key"))?))
     }
 
     fn mac(&self, bytes: &[u8]) -> Digest {

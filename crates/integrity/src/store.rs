@@ -1,6 +1,8 @@
 //! A volume as a backing store of the engine: with internal tags, or sealed by an AEAD as LUKS2 does it.
 
 use crate::device::{IntegrityDevice, ReadError};
+use crate::error::IntegrityError;
+use crate::marks::Marks;
 use crate::options::Mode;
 use crate::scratch::{MAX_LEN, Scratch, ScratchPool, bytes_of};
 use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector};
@@ -20,13 +22,57 @@ pub struct IntegrityStore {
     scratch: ScratchPool,
 }
 
+/// An AEAD, and the marks of blocks that were never written, under the same volume key.
+pub struct Sealing {
+    aead: Aead,
+    /// `None`: the tags are too short for them.
+    marks: Option<Marks>,
+}
+
+impl Sealing {
+    /// Returns both for a device with tags of `tag_size` bytes; `key` is the volume key of `aead`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the tuples of `aead` are longer than the tags.
+    pub fn new(aead: Aead, key: &[u8], tag_size: usize) -> Result<Self, IntegrityError> {
+        let shorter = |_| IntegrityError::option("tag-size", "the tags are shorter than the tuples of the AEAD");
+        let aead = aead.with_tuple_len(tag_size).map_err(shorter)?;
+        Ok(Self { aead, marks: Marks::of_volume_key(key, tag_size).ok() })
+    }
+
+    /// Returns the marks. `None`: the tags are shorter than [`Marks::MIN_LEN`].
+    pub fn marks(&self) -> Option<&Marks> {
+        self.marks.as_ref()
+    }
+
+    /// Encrypts the blocks of `data` from `sector` in place and makes their tags, for
+    /// [`IntegrityDevice::wipe`].
+    ///
+    /// # Errors
+    ///
+    /// `EIO` without random IVs.
+    pub fn seal(&self, sector: u64, data: &mut [u8], tags: &mut [u8]) -> Result<(), Errno> {
+        self.aead.seal(Sector(sector), InOut::InPlace(data), tags).map_err(|_| Errno::IO)
+    }
+}
+
+/// Content that [`IntegrityStore::fill_unreadable`] gives a block that does not match its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Zeroes are written to it.
+    Zeroes,
+    /// It is marked as never written.
+    Marks,
+}
+
 /// Result of [`IntegrityStore::fill_unreadable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Filled {
     /// Sector that was reached.
     pub reached: u64,
-    /// Blocks that zeroes were written to.
+    /// Blocks that did not match their tags.
     pub blocks: u64,
 }
 
@@ -35,7 +81,7 @@ enum Tags {
     /// The device computes them.
     Internal,
     /// The AEAD encrypts the blocks and makes their tuples. `None`: its key was wiped.
-    Sealed(RwLock<Option<Aead>>),
+    Sealed(RwLock<Option<Sealing>>),
 }
 
 impl IntegrityStore {
@@ -48,16 +94,17 @@ impl IntegrityStore {
         if device.has_internal_tags() { Ok(Self::over(device, Tags::Internal)) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns the store of the plaintext of a device whose blocks are the data units of `aead` and whose tags are its
-    /// tuples. A block that was never written does not match its tuple.
+    /// Returns the store of the plaintext of a device whose blocks are the data units of the AEAD and whose tags are
+    /// its tuples. A block that was never written does not match its tuple, unless it is
+    /// [marked](IntegrityDevice::mark_never_written).
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device has internal tags, blocks of another length than the data units, or tags that are shorter
-    /// than the tuples.
-    pub fn sealed(device: Arc<IntegrityDevice>, aead: Aead) -> Result<Self, Errno> {
-        let aead = fitting(&device, aead)?;
-        Ok(Self::over(device, Tags::Sealed(RwLock::new(Some(aead)))))
+    /// `EINVAL` if the device has internal tags, blocks of another length than the data units, or tags of another
+    /// length than those of `sealing`.
+    pub fn sealed(device: Arc<IntegrityDevice>, sealing: Sealing) -> Result<Self, Errno> {
+        let sealing = fitting(&device, sealing)?;
+        Ok(Self::over(device, Tags::Sealed(RwLock::new(Some(sealing)))))
     }
 
     fn over(device: Arc<IntegrityDevice>, tags: Tags) -> Self {
@@ -67,29 +114,29 @@ impl IntegrityStore {
         Self { device, tags, read_only, partial: RwLock::new(()), scratch }
     }
 
-    /// Drops the AEAD, which wipes its key. Blocks until calls in progress return; later reads and writes fail with
-    /// `ESHUTDOWN`, flushes do not. Does nothing if the tags are internal.
+    /// Drops the AEAD and the marks, which wipes their keys. Blocks until calls in progress return; later reads and
+    /// writes fail with `ESHUTDOWN`, flushes do not. Does nothing if the tags are internal.
     pub fn wipe_key(&self) {
-        if let Tags::Sealed(aead) = &self.tags {
-            *aead.write().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Tags::Sealed(sealing) = &self.tags {
+            *sealing.write().unwrap_or_else(PoisonError::into_inner) = None;
             self.scratch.clear();
         }
     }
 
-    /// Sets the AEAD after [`IntegrityStore::wipe_key`].
+    /// Sets AEAD and marks after [`IntegrityStore::wipe_key`].
     ///
     /// # Errors
     ///
     /// `EINVAL` as for [`IntegrityStore::sealed`].
-    pub fn set_aead(&self, aead: Aead) -> Result<(), Errno> {
+    pub fn set_sealing(&self, sealing: Sealing) -> Result<(), Errno> {
         let Tags::Sealed(current) = &self.tags else { return Err(Errno::INVAL) };
-        let aead = fitting(&self.device, aead)?;
-        *current.write().unwrap_or_else(PoisonError::into_inner) = Some(aead);
+        let sealing = fitting(&self.device, sealing)?;
+        *current.write().unwrap_or_else(PoisonError::into_inner) = Some(sealing);
         Ok(())
     }
 
-    /// Continues an interrupted wipe: finds the place where it stopped, and writes zeroes to the blocks behind it that
-    /// do not match their tags. Blocks that match are kept. Uses `threads` threads. Blocks the caller.
+    /// Continues an interrupted wipe: finds the place where it stopped, and fills the blocks behind it that do not
+    /// match their tags. Blocks that match are kept. Uses `threads` threads. Blocks the caller.
     ///
     /// The place is found by bisection, since all blocks before it match. A block that was changed since cannot be told
     /// from one that was never written, and is filled if the search meets it. After each step `progress` is given the
@@ -97,9 +144,10 @@ impl IntegrityStore {
     ///
     /// # Errors
     ///
-    /// The store's error.
+    /// The store's error; with [`Fill::Marks`] those of [`IntegrityDevice::mark_never_written`].
     pub fn fill_unreadable(
         &self,
+        fill: Fill,
         threads: usize,
         mut progress: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Filled, Errno> {
@@ -113,7 +161,8 @@ impl IntegrityStore {
         while chunk < chunks {
             let end = (chunk + threads.max(1) as u64).min(chunks);
             blocks += std::thread::scope(|scope| {
-                let running: Vec<_> = (chunk..end).map(|chunk| scope.spawn(move || self.fill_chunk(chunk))).collect();
+                let running: Vec<_> =
+                    (chunk..end).map(|chunk| scope.spawn(move || self.fill_chunk(fill, chunk))).collect();
                 // A thread that panicked has not filled its chunk.
                 let filled = running.into_iter().map(|thread| thread.join().unwrap_or(Err(Errno::IO)));
                 filled.sum::<Result<u64, Errno>>()
@@ -142,17 +191,32 @@ impl IntegrityStore {
         }
     }
 
-    /// Writes zeroes to the blocks of a chunk that do not match their tags, and returns their number.
-    fn fill_chunk(&self, chunk: u64) -> Result<u64, Errno> {
+    /// Fills the blocks of a chunk that do not match their tags, and returns their number.
+    fn fill_chunk(&self, fill: Fill, chunk: u64) -> Result<u64, Errno> {
         let bad = self.unreadable(chunk)?;
         let sectors = self.device.layout().sectors_per_block();
         let mut scratch = self.scratch.take();
         for run in bad.chunk_by(|a, b| a + sectors == *b) {
+            if fill == Fill::Marks {
+                self.mark_blocks(run[0], run.len() as u64)?;
+                continue;
+            }
             let zeroes = vec![0; run.len() * self.device.layout().block_len()];
             let Scratch { sealed, tags, .. } = &mut *scratch;
             self.write_blocks(run[0] * SECTOR_SIZE, &zeroes, sealed, tags)?;
         }
         Ok(bad.len() as u64)
+    }
+
+    fn mark_blocks(&self, sector: u64, blocks: u64) -> Result<(), Errno> {
+        match &self.tags {
+            Tags::Internal => self.device.mark_blocks(sector, blocks, None),
+            Tags::Sealed(sealing) => {
+                let sealing = sealing.read().unwrap_or_else(PoisonError::into_inner);
+                let sealing = sealing.as_ref().ok_or(Errno::SHUTDOWN)?;
+                self.device.mark_blocks(sector, blocks, sealing.marks())
+            }
+        }
     }
 
     /// Returns the device.
@@ -181,22 +245,26 @@ impl IntegrityStore {
     /// mismatches.
     fn read_blocks(&self, start: u64, blocks: &mut [u8], memory: &mut Vec<u8>) -> Result<(), ReadError> {
         let sector = start / SECTOR_SIZE;
-        let Tags::Sealed(aead) = &self.tags else { return self.device.read_uncounted(sector, blocks, &mut []) };
-        let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
-        let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
+        let Tags::Sealed(sealing) = &self.tags else { return self.device.read_uncounted(sector, blocks, &mut []) };
+        let sealing = sealing.read().unwrap_or_else(PoisonError::into_inner);
+        let Sealing { aead, marks } = sealing.as_ref().ok_or(Errno::SHUTDOWN)?;
         let tuples = bytes_of(memory, self.tuples_len(aead, blocks.len()));
         self.device.read_uncounted(sector, blocks, tuples)?;
         let bad = aead.open(Sector(sector), InOut::InPlace(blocks), tuples).map_err(|_| Errno::INVAL)?;
-        let bad: Vec<u64> = bad.iter().map(|unit| sector + unit as u64 * aead.unit().sectors()).collect();
+        // Bad units are zero by now, as blocks that were never written are.
+        let sector_of = |unit: usize| sector + unit as u64 * aead.unit().sectors();
+        let tuple = |unit: usize| &tuples[unit * aead.tuple_len()..][..aead.tuple_len()];
+        let is_mark = |unit| marks.as_ref().is_some_and(|marks| marks.is_mark(sector_of(unit), tuple(unit)));
+        let bad: Vec<u64> = bad.iter().filter(|unit| !is_mark(*unit)).map(sector_of).collect();
         if bad.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(bad)) }
     }
 
     /// Encrypts whole blocks to `sealed`, with tuples in `tags`, and writes them from byte `start`.
     fn write_blocks(&self, start: u64, blocks: &[u8], sealed: &mut Vec<u8>, tags: &mut Vec<u8>) -> Result<(), Errno> {
         let sector = start / SECTOR_SIZE;
-        let Tags::Sealed(aead) = &self.tags else { return self.device.write(sector, blocks, &[]) };
-        let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
-        let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
+        let Tags::Sealed(sealing) = &self.tags else { return self.device.write(sector, blocks, &[]) };
+        let sealing = sealing.read().unwrap_or_else(PoisonError::into_inner);
+        let aead = &sealing.as_ref().ok_or(Errno::SHUTDOWN)?.aead;
         let (sealed, tuples) = (bytes_of(sealed, blocks.len()), bytes_of(tags, self.tuples_len(aead, blocks.len())));
         // Nothing is written without random IVs.
         let data = InOut::Copy { src: blocks, dst: &mut *sealed };
@@ -214,13 +282,11 @@ fn valid_len(result: &Result<(), ReadError>, start: u64, len: usize) -> usize {
     }
 }
 
-/// Returns the AEAD with tuples as long as the tags of the device, if its data units are the device's blocks.
-fn fitting(device: &IntegrityDevice, aead: Aead) -> Result<Aead, Errno> {
+/// Returns `sealing` if its data units are the blocks of the device, and its tuples are the tags.
+fn fitting(device: &IntegrityDevice, sealing: Sealing) -> Result<Sealing, Errno> {
     let (block_len, tag_size) = (device.layout().block_len(), device.layout().journal.tag_size);
-    if device.has_internal_tags() || aead.unit().bytes() != block_len {
-        return Err(Errno::INVAL);
-    }
-    aead.with_tuple_len(tag_size).map_err(|_| Errno::INVAL)
+    let fits = sealing.aead.unit().bytes() == block_len && sealing.aead.tuple_len() == tag_size;
+    if fits && !device.has_internal_tags() { Ok(sealing) } else { Err(Errno::INVAL) }
 }
 
 impl BackingStore for IntegrityStore {

@@ -11,6 +11,7 @@ use std::hash::Hasher;
 use std::str::FromStr;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
 
 /// Length of the salt in bytes.
 pub const SALT_LEN: usize = 16;
@@ -159,6 +160,12 @@ impl TagHash {
         Ok(Self { algorithm, state })
     }
 
+    /// Returns HMAC-SHA-256 under a key that is derived from `key` for one purpose. `None`: there is no key.
+    pub(crate) fn derive(key: &[u8], purpose: &[u8]) -> Option<Self> {
+        let derived = Zeroizing::new(Self::new(TagAlgorithm::HmacSha256, key).ok()?.digest(&[purpose]));
+        Self::new(TagAlgorithm::HmacSha256, &derived[..32]).ok()
+    }
+
     /// Returns the algorithm.
     pub fn algorithm(&self) -> TagAlgorithm {
         self.algorithm
@@ -242,6 +249,11 @@ impl Tagger {
         let expected = &mut expected[..self.tag_size];
         self.tag(sector, block, expected);
         bool::from(expected.ct_eq(tag)) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
+    }
+
+    /// Returns the bytes of a tag.
+    pub(crate) fn tag_size(&self) -> usize {
+        self.tag_size
     }
 
     /// Returns the hash.

@@ -16,7 +16,7 @@ use allocator::Mode as OnAllocation;
 use inlock_cipher::{Aead, AeadSpec, DataUnitSize, IvNumbering, Sector, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno, Geometry};
-use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalCipher, Mode, Stores};
+use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalCipher, Mode, Sealing, Stores};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use support::{Numbers, formatted, hash, memory, open_options};
@@ -99,7 +99,8 @@ impl Case {
         let key = vec![0x35; *spec.key_lens().last().unwrap()];
         let unit = DataUnitSize::new(self.format.block_len as u32).unwrap();
         let aead = Aead::new(&spec, &key, unit, IvNumbering::Sectors, Sector(0)).unwrap();
-        (IntegrityStore::sealed(device, aead).unwrap(), meeting)
+        let sealing = Sealing::new(aead, &key, spec.metadata_len()).unwrap();
+        (IntegrityStore::sealed(device, sealing).unwrap(), meeting)
     }
 }
 

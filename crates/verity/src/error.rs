@@ -79,6 +79,8 @@ pub struct Corruption {
     pub is_root: bool,
     /// Whether the block matches its digest, and unused bytes of it are not zero.
     pub is_spare: bool,
+    /// Whether the right bytes were computed from the parity.
+    pub is_repaired: bool,
 }
 
 impl fmt::Display for Corruption {
@@ -92,7 +94,8 @@ impl fmt::Display for Corruption {
             (_, true) => "has unused bytes that are not zero",
             (true, false) => "does not match the root hash",
             (false, false) => "does not match its digest",
-        })
+        })?;
+        f.write_str(if self.is_repaired { ", and was rebuilt from the parity" } else { "" })
     }
 }
 

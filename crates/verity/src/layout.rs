@@ -9,7 +9,7 @@ pub const MAX_SALT_LEN: usize = 256;
 const MAX_BLOCK_LEN: u32 = 512 << 10;
 const MIN_BLOCK_LEN: u32 = 512;
 /// Lengths and positions stay below this, as offsets of files do.
-const MAX_POSITION: u64 = i64::MAX as u64;
+pub(crate) const MAX_POSITION: u64 = i64::MAX as u64;
 
 /// Type of a hash tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

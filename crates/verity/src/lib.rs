@@ -4,7 +4,8 @@
 //! below. The digest of the topmost block is the *root hash*, which is not stored: with it every block below can be
 //! trusted. [`create()`] makes a tree, [`verify()`] compares all data with one, both on several threads;
 //! [`VerityStore`] is a device as a store of the engine, which returns no block that does not match. Digests are
-//! computed several at a time ([`inlock_cipher::Sha256Batch`]).
+//! computed several at a time ([`inlock_cipher::Sha256Batch`]). With parity ([`Fec`]) blocks that do not match are
+//! rebuilt.
 //!
 //! [`digest_file`] computes the digest of a file as fs-verity does.
 //!
@@ -34,16 +35,19 @@
 
 mod cache;
 mod error;
+mod fec;
 mod fsverity;
 mod hasher;
 mod layout;
+mod reed_solomon;
 mod store;
 mod superblock;
 mod tree;
 
 pub use error::{Area, Corruption, InvalidField, VerityError};
+pub use fec::{Fec, FecParameters};
 pub use fsverity::{FileDigest, FileError, FileParameters, digest_file};
 pub use layout::{HashType, Layout, Level, MAX_SALT_LEN, Parameters, random_salt};
-pub use store::{OnCorruption, OpenOptions, Snapshot, VerityStore};
+pub use store::{OnCorruption, OpenOptions, Snapshot, VerityStore, verify_repairing};
 pub use superblock::{SUPERBLOCK_LEN, Superblock, hash_named};
 pub use tree::{Stores, create, verify};

@@ -2,19 +2,22 @@
 
 use crate::cache::Cache;
 use crate::error::{Area, Corruption, VerityError};
+use crate::fec::Fec;
 use crate::hasher::Hasher;
 use crate::layout::Layout;
-use crate::tree::{Stores, check_root, root_of};
+use crate::tree::{Stores, check_root, verify};
 use inlock_engine::store::read_all;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::{BackingStore, Errno, Geometry, StoreProfile};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a request that are read at a time.
 const MAX_LEN: usize = 1 << 20;
 /// Bytes of digests that are computed at a time, on the stack.
 const DIGESTS_LEN: usize = 4096;
+/// Longest digest of a hash.
+const MAX_DIGEST_LEN: usize = 64;
 /// Bad blocks that are reported; more are only counted.
 const MAX_REPORTED: usize = 1024;
 
@@ -31,12 +34,20 @@ pub struct OpenOptions {
     pub ignore_zero_blocks: bool,
     /// Receives the first 1024 bad blocks.
     pub on_corruption: Option<OnCorruption>,
+    /// Rebuilds bad blocks, and those that cannot be read.
+    pub fec: Option<Fec>,
 }
 
 impl Default for OpenOptions {
     /// Caches up to 32 MiB, and fails reads of bad blocks.
     fn default() -> Self {
-        Self { cache_len: 32 << 20, ignore_corruption: false, ignore_zero_blocks: false, on_corruption: None }
+        Self {
+            cache_len: 32 << 20,
+            ignore_corruption: false,
+            ignore_zero_blocks: false,
+            on_corruption: None,
+            fec: None,
+        }
     }
 }
 
@@ -47,8 +58,12 @@ pub struct Snapshot {
     pub data_blocks: u64,
     /// Blocks of the tree that were read and verified.
     pub hash_blocks: u64,
-    /// Bad blocks, as often as they were read.
+    /// Bad blocks that were not rebuilt, as often as they were read.
     pub corrupted: u64,
+    /// Blocks that were rebuilt from the parity, as often as they were read.
+    pub repaired: u64,
+    /// Wrong bytes in them.
+    pub repaired_bytes: u64,
 }
 
 #[derive(Default)]
@@ -56,6 +71,8 @@ struct Counters {
     data_blocks: AtomicU64,
     hash_blocks: AtomicU64,
     corrupted: AtomicU64,
+    repaired: AtomicU64,
+    repaired_bytes: AtomicU64,
 }
 
 /// Backing store of the verified data of a device. All blocks of a call of up to 1 MiB are hashed together. A bad block
@@ -97,12 +114,9 @@ impl VerityStore {
         stores.check(layout)?;
         check_root(layout, root)?;
         let hasher = Hasher::new(layout.parameters())?;
-        if root_of(stores, layout, &hasher)? != root {
-            let topmost = Area::below(layout.levels().len() as u32);
-            return Err(stores.corruption(layout, topmost, 0).into());
-        }
+        options.fec.as_ref().map_or(Ok(()), |fec| fec.check(stores))?;
         let zero_digest = options.ignore_zero_blocks.then(|| hasher.digest(&vec![0; layout.data_block_len()]));
-        Ok(Self {
+        let this = Self {
             cache: Cache::new(options.cache_len, layout.hash_block_len(), layout.tree_blocks()),
             stores: stores.clone(),
             layout: layout.clone(),
@@ -112,12 +126,38 @@ impl VerityStore {
             zero_digest,
             counters: Counters::default(),
             reported: Mutex::default(),
-        })
+        };
+        this.check_topmost()?;
+        Ok(this)
+    }
+
+    /// Compares the topmost block with the root hash.
+    fn check_topmost(&self) -> Result<(), VerityError> {
+        let area = Area::below(self.layout.levels().len() as u32);
+        let mut block = vec![0; area.block_len(&self.layout)];
+        let position = self.stores.position(&self.layout, area, 0);
+        let read = read_all(self.stores.store(area), &mut block, position);
+        if read.is_ok() && self.hasher.digest(&block) == self.root {
+            return Ok(());
+        }
+        if self.is_repaired(area, 0, &self.root, &mut block) {
+            if let Area::Level(level) = area {
+                self.cache.insert(self.layout.levels()[level as usize].start_block, &block);
+            }
+            return Ok(());
+        }
+        read.map_err(VerityError::io("read the topmost block"))?;
+        Err(self.stores.corruption(&self.layout, area, 0).into())
     }
 
     /// Returns the places of the levels.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Returns the error correction.
+    pub fn fec(&self) -> Option<&Fec> {
+        self.options.fec.as_ref()
     }
 
     /// Returns the counters.
@@ -127,6 +167,8 @@ impl VerityStore {
             data_blocks: value(&self.counters.data_blocks),
             hash_blocks: value(&self.counters.hash_blocks),
             corrupted: value(&self.counters.corrupted),
+            repaired: value(&self.counters.repaired),
+            repaired_bytes: value(&self.counters.repaired_bytes),
         }
     }
 
@@ -136,7 +178,8 @@ impl VerityStore {
 
     /// Counts a bad block, and reports it unless it was.
     fn report(&self, corruption: &Corruption) {
-        self.counters.corrupted.fetch_add(1, Ordering::Relaxed);
+        let counter = if corruption.is_repaired { &self.counters.repaired } else { &self.counters.corrupted };
+        counter.fetch_add(1, Ordering::Relaxed);
         let Some(on_corruption) = &self.options.on_corruption else { return };
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = reported.len() < MAX_REPORTED && reported.insert((corruption.area, corruption.block));
@@ -146,47 +189,100 @@ impl VerityStore {
         }
     }
 
-    /// Calls `read` with a block of the tree, verified.
-    fn with_hash_block(&self, level: u32, block: u64, read: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
+    /// Rebuilds a block whose digest must be `expected`; counts and reports it. Returns whether it succeeded.
+    fn is_repaired(&self, area: Area, block: u64, expected: &[u8], bytes: &mut [u8]) -> bool {
+        let Some(fec) = &self.options.fec else { return false };
+        let number = fec.number(&self.layout, area, block);
+        let rebuild = |erased: &[usize]| {
+            fec.rebuild(&self.stores, number, erased).filter(|rebuilt| self.hasher.digest(rebuilt) == expected)
+        };
+        // With the places of the wrong blocks known, twice as many are corrected; but finding them takes longer.
+        let Some(rebuilt) = rebuild(&[]).or_else(|| rebuild(&self.bad_symbols(fec, number))) else { return false };
+        let wrong = rebuilt.iter().zip(&*bytes).filter(|(right, byte)| right != byte).count();
+        self.counters.repaired_bytes.fetch_add(wrong as u64, Ordering::Relaxed);
+        bytes.copy_from_slice(&rebuilt);
+        self.report(&Corruption { is_repaired: true, ..self.stores.corruption(&self.layout, area, block) });
+        true
+    }
+
+    /// Returns the symbols of the blocks in the round of a block that do not match their digests.
+    fn bad_symbols(&self, fec: &Fec, number: u64) -> Vec<usize> {
+        let mut bytes = vec![0; self.layout.data_block_len()];
+        let mut is_bad = |other: u64| {
+            let Some((area, block)) = fec.area_of(&self.layout, other) else { return false };
+            // Those that cannot be read are erased anyway.
+            if fec.read(&self.stores, other, 0, &mut bytes).is_err() {
+                return false;
+            }
+            let digest = self.hasher.digest(&bytes);
+            let mut matches = true;
+            // A block whose digest is not known may be right.
+            let _ = self.with_digests(area, block, false, &mut |expected| matches = expected.starts_with(&digest));
+            !matches
+        };
+        let symbols = fec.round_of(number).enumerate();
+        symbols.filter(|(_, other)| is_bad(*other)).map(|(symbol, _)| symbol).take(fec.roots() + 1).collect()
+    }
+
+    /// Calls `read` with a block of the tree, verified; rebuilt if `repairs`.
+    fn with_hash_block(
+        &self,
+        level: u32,
+        block: u64,
+        repairs: bool,
+        read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), ReadError> {
         let number = self.layout.levels()[level as usize].start_block + block;
         if self.cache.with(number, &mut *read).is_some() {
             return Ok(());
         }
         let area = Area::Level(level);
-        let mut bytes = vec![0; self.layout.hash_block_len()].into_boxed_slice();
-        read_all(&*self.stores.hash, &mut bytes, self.stores.position(&self.layout, area, block))?;
+        let mut bytes = vec![0; self.layout.hash_block_len()];
+        let result = read_all(&*self.stores.hash, &mut bytes, self.stores.position(&self.layout, area, block));
+        if self.options.fec.is_none() || !repairs {
+            result?;
+        }
         let digest = self.hasher.digest(&bytes);
         self.counters.hash_blocks.fetch_add(1, Ordering::Relaxed);
-        let mut matches = false;
-        self.with_digests(area, block, &mut |expected| matches = expected.starts_with(&digest))?;
-        if !matches && !self.options.ignore_corruption {
+        let mut expected = [0; MAX_DIGEST_LEN];
+        let expected = &mut expected[..digest.len()];
+        self.with_digests(area, block, repairs, &mut |found| expected.copy_from_slice(&found[..expected.len()]))?;
+        let matches = *expected == digest || repairs && self.is_repaired(area, block, expected, &mut bytes);
+        if matches {
+            read(&bytes);
+            self.cache.insert(number, &bytes);
+            return Ok(());
+        }
+        result?;
+        if !self.options.ignore_corruption || !repairs {
             return Err(self.corrupt(area, block));
         }
         read(&bytes);
-        if matches {
-            self.cache.insert(number, bytes);
-        } else {
-            self.report(&self.stores.corruption(&self.layout, area, block));
-        }
+        self.report(&self.stores.corruption(&self.layout, area, block));
         Ok(())
     }
 
     /// Calls `read` with the digest of a block, and those behind it in the same block of the tree.
-    fn with_digests(&self, area: Area, block: u64, read: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
+    fn with_digests(
+        &self,
+        area: Area,
+        block: u64,
+        repairs: bool,
+        read: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), ReadError> {
         let level = area.level_above();
         if level as usize == self.layout.levels().len() {
             read(&self.root);
             return Ok(());
         }
         let at = (block & (self.layout.per_block() - 1)) as usize * self.layout.stride();
-        self.with_hash_block(level, block >> self.layout.per_block_bits(), &mut |bytes| read(&bytes[at..]))
+        self.with_hash_block(level, block >> self.layout.per_block_bits(), repairs, &mut |bytes| read(&bytes[at..]))
     }
 
     /// Reads whole blocks from block `first` on. Returns the number of those before a bad one, with its error.
     fn read_blocks(&self, first: u64, data: &mut [u8]) -> Result<(), (usize, ReadError)> {
         let len = self.layout.data_block_len();
-        let position = self.stores.position(&self.layout, Area::Data, first);
-        read_all(&*self.stores.data, data, position).map_err(|error| (0, error.into()))?;
+        self.read_data(first, data).map_err(|error| (0, error.into()))?;
         let count = data.len() / len;
         let mut at = 0;
         while at < count {
@@ -202,6 +298,23 @@ impl VerityStore {
         Ok(())
     }
 
+    /// Reads blocks that are not verified. With error correction those that cannot be read are zeroes, to be rebuilt,
+    /// unless corruption is ignored: then they would be returned.
+    fn read_data(&self, first: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let len = self.layout.data_block_len();
+        let position = |block: u64| self.stores.position(&self.layout, Area::Data, block);
+        let read = read_all(&*self.stores.data, data, position(first));
+        if read.is_ok() || self.options.fec.is_none() || self.options.ignore_corruption {
+            return read;
+        }
+        for (block, bytes) in (first..).zip(data.chunks_exact_mut(len)) {
+            if read_all(&*self.stores.data, bytes, position(block)).is_err() {
+                bytes.fill(0);
+            }
+        }
+        Ok(())
+    }
+
     /// Compares blocks with their digests, which are in one block of the tree.
     fn verify(&self, first: u64, data: &mut [u8]) -> Result<(), (usize, ReadError)> {
         let (len, stride, digest_len) = (self.layout.data_block_len(), self.layout.stride(), self.hasher.len());
@@ -210,30 +323,32 @@ impl VerityStore {
         let digests = &mut digests[..count * stride];
         self.hasher.digest_blocks(data, len, stride, digests);
         self.counters.data_blocks.fetch_add(count as u64, Ordering::Relaxed);
-        let mut compare = |expected: &[u8]| -> Result<(), usize> {
+        // Handled when the block of the tree is no longer locked in the cache.
+        let mut wrong: Vec<(usize, Vec<u8>)> = Vec::new();
+        let mut compare = |expected: &[u8]| {
             if expected.starts_with(digests) {
-                return Ok(());
+                return;
             }
-            let pairs = expected.chunks(stride).zip(digests.chunks(stride)).zip(data.chunks_exact_mut(len));
-            for (at, ((expected, computed), block)) in pairs.enumerate() {
-                let expected = &expected[..digest_len];
-                if expected == &computed[..digest_len] {
-                    continue;
-                }
-                if self.zero_digest.as_deref() == Some(expected) {
-                    block.fill(0);
-                } else if self.options.ignore_corruption {
-                    self.report(&self.stores.corruption(&self.layout, Area::Data, first + at as u64));
-                } else {
-                    return Err(at);
+            for (at, (expected, computed)) in expected.chunks(stride).zip(digests.chunks(stride)).enumerate() {
+                if expected[..digest_len] != computed[..digest_len] {
+                    wrong.push((at, expected[..digest_len].to_vec()));
                 }
             }
-            Ok(())
         };
-        let mut compared = Ok(());
-        self.with_digests(Area::Data, first, &mut |expected| compared = compare(expected))
-            .map_err(|error| (0, error))?;
-        compared.map_err(|at| (at, self.corrupt(Area::Data, first + at as u64)))
+        self.with_digests(Area::Data, first, true, &mut compare).map_err(|error| (0, error))?;
+        for (at, expected) in wrong {
+            let (block, bytes) = (first + at as u64, &mut data[at * len..][..len]);
+            if self.zero_digest.as_ref() == Some(&expected) {
+                bytes.fill(0);
+            } else if self.is_repaired(Area::Data, block, &expected, bytes) {
+                // Counted.
+            } else if self.options.ignore_corruption {
+                self.report(&self.stores.corruption(&self.layout, Area::Data, block));
+            } else {
+                return Err((at, self.corrupt(Area::Data, block)));
+            }
+        }
+        Ok(())
     }
 
     /// Reads whole blocks; returns the number of valid bytes before a bad block, and clears the rest. Reports a bad
@@ -260,6 +375,12 @@ impl VerityStore {
 impl BackingStore for VerityStore {
     fn geometry(&self) -> Geometry {
         Geometry::new_read_only(self.layout.data_len())
+    }
+
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.in_memory = self.stores.data.profile().in_memory && self.stores.hash.profile().in_memory;
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -297,4 +418,49 @@ impl BackingStore for VerityStore {
     fn prefetch(&self, offset: u64, len: u64) {
         self.stores.data.prefetch(offset, len);
     }
+}
+
+/// Compares the tree with the root hash and the data with the tree, as [`verify()`]; if something does not match, all
+/// data are read through error correction, on one thread. Writes nothing. Returns the number of wrong bytes that were
+/// corrected.
+///
+/// # Errors
+///
+/// [`VerityError::Corrupt`] names the first block that cannot be rebuilt; otherwise the stores' errors.
+pub fn verify_repairing(
+    stores: &Stores,
+    layout: &Layout,
+    root: &[u8],
+    fec: &Fec,
+    threads: usize,
+) -> Result<u64, VerityError> {
+    fec.check(stores)?;
+    let found = match verify(stores, layout, root, threads) {
+        Ok(()) => return Ok(0),
+        Err(error @ (VerityError::Corrupt(_) | VerityError::Io { .. })) => error,
+        Err(error) => return Err(error),
+    };
+    let bad = Arc::new(Mutex::new(None));
+    let first = Arc::clone(&bad);
+    let on_corruption: OnCorruption = Box::new(move |corruption| {
+        if !corruption.is_repaired {
+            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(*corruption);
+        }
+    });
+    let options = OpenOptions { fec: Some(fec.clone()), on_corruption: Some(on_corruption), ..OpenOptions::default() };
+    let store = VerityStore::open(stores, layout, root, options)?;
+    let mut piece = vec![0; MAX_LEN.next_multiple_of(layout.data_block_len())];
+    let mut at = 0;
+    while at < layout.data_len() {
+        match store.read_at(&mut piece, at) {
+            Ok(len) => at += len as u64,
+            Err(errno) => {
+                let bad = bad.lock().unwrap_or_else(PoisonError::into_inner).take();
+                return Err(bad.map_or(VerityError::Io { action: "read the device", source: errno }, Into::into));
+            }
+        }
+    }
+    // Unused bytes of the tree, with their digest, have none to be compared with.
+    let counters = store.snapshot();
+    if counters.repaired > 0 { Ok(counters.repaired_bytes) } else { Err(found) }
 }

@@ -8,11 +8,11 @@ use crate::hasher::Hasher;
 use crate::layout::Layout;
 use inlock_engine::BackingStore;
 use inlock_engine::store::{read_all, write_all};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes that are read and hashed at a time, unless a block is longer. They stay in the caches of a CPU.
-const PIECE_LEN: usize = 128 << 10;
+pub(crate) const PIECE_LEN: usize = 128 << 10;
 
 /// Stores of a device.
 #[derive(Clone)]
@@ -61,7 +61,14 @@ impl Stores {
     pub(crate) fn corruption(&self, layout: &Layout, area: Area, block: u64) -> Corruption {
         let topmost = layout.levels().len() as u32;
         let is_root = topmost == area.level_above();
-        Corruption { area, block, position: self.position(layout, area, block), is_root, is_spare: false }
+        Corruption {
+            area,
+            block,
+            position: self.position(layout, area, block),
+            is_root,
+            is_spare: false,
+            is_repaired: false,
+        }
     }
 
     pub(crate) fn store(&self, area: Area) -> &dyn BackingStore {
@@ -158,6 +165,30 @@ pub(crate) fn root_of(stores: &Stores, layout: &Layout, hasher: &Hasher) -> Resu
     Ok(hasher.digest(&block))
 }
 
+/// Runs `work` on up to `threads` threads, at most one for each job. A thread that fails sets the flag, and the others
+/// end with their jobs. Returns the first error.
+pub(crate) fn on_threads(
+    threads: usize,
+    jobs: u64,
+    work: impl Fn(&AtomicBool) -> Result<(), VerityError> + Sync,
+) -> Result<(), VerityError> {
+    let (failed, first) = (AtomicBool::new(false), Mutex::new(None));
+    let work = || {
+        if let Err(error) = work(&failed) {
+            failed.store(true, Ordering::Relaxed);
+            first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    };
+    let threads = threads.clamp(1, usize::try_from(jobs.max(1)).unwrap_or(usize::MAX));
+    std::thread::scope(|scope| {
+        // Fewer threads do the same work if the system has no more.
+        let named = || std::thread::Builder::new().name("inlock-verity".to_owned());
+        let _others: Vec<_> = (1..threads).map_while(|_| named().spawn_scoped(scope, work).ok()).collect();
+        work();
+    });
+    first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
 /// A pass over one level of a tree.
 struct Walk<'a> {
     stores: &'a Stores,
@@ -175,32 +206,18 @@ impl Walk<'_> {
     ) -> Result<(), VerityError> {
         let blocks = self.layout.levels()[self.level as usize].blocks;
         let next = AtomicU64::new(0);
-        let failed = Mutex::new(None);
-        let work = || {
+        on_threads(threads, blocks, |failed| {
             let mut piece = vec![0; PIECE_LEN.max(Area::below(self.level).block_len(self.layout))];
             let mut digests = vec![0; self.layout.hash_block_len()];
             loop {
                 let block = next.fetch_add(1, Ordering::Relaxed);
-                if block >= blocks {
-                    return;
+                if block >= blocks || failed.load(Ordering::Relaxed) {
+                    return Ok(());
                 }
-                let result = self.compute(block, &mut piece, &mut digests).and_then(|()| done(block, &digests));
-                if let Err(error) = result {
-                    // The other threads end with their blocks.
-                    next.store(blocks, Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                    return;
-                }
+                self.compute(block, &mut piece, &mut digests)?;
+                done(block, &digests)?;
             }
-        };
-        let threads = threads.clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX));
-        std::thread::scope(|scope| {
-            // Fewer threads do the same work if the system has no more.
-            let named = || std::thread::Builder::new().name("inlock-verity".to_owned());
-            let _others: Vec<_> = (1..threads).map_while(|_| named().spawn_scoped(scope, work).ok()).collect();
-            work();
-        });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        })
     }
 
     /// Fills `digests` with block `block` of the level.

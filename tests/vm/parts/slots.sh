@@ -33,9 +33,15 @@ put() {
     dd if=/dev/vdh of="/dev/mapper/$device" bs=4k skip="$from" seek="$to" count="$count" "$@"
 }
 
-# view DEVICE DISK SLOT: what the kernel reads.
+# view DEVICE DISK SLOT: what the kernel reads. Of a lazy row it cannot read the blocks that were never written: zeroes
+# in their place.
 view() {
-    dd if="/dev/mapper/$1" of="/dev/$2" bs=64k seek=$(($3 * 128)) iflag=direct oflag=direct conv=notrunc
+    # shellcheck disable=SC2154  # of row
+    case $name in
+        *lazy*) dd if="/dev/mapper/$1" of="/dev/$2" bs=4k seek=$(($3 * 2048)) iflag=direct oflag=direct \
+            conv=notrunc,noerror,sync || true ;;
+        *) dd if="/dev/mapper/$1" of="/dev/$2" bs=64k seek=$(($3 * 128)) iflag=direct oflag=direct conv=notrunc ;;
+    esac
 }
 
 # cut NAME DISK SLOT TO: copies the slot at one moment of a running volume. Suspended devices write nothing.

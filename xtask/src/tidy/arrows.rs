@@ -4,21 +4,38 @@
 //! manifest (plain, dev, build or target dependencies), renamed or not.
 
 /// The crates, and those on which each may depend. No other crates may be in `crates/`.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
     ("engine", &["cipher"]),
     ("frontend", &["engine"]),
-    ("bench", &["cipher", "engine", "frontend"]),
+    ("afalg", &["cipher", "engine"]),
+    ("bench", &["afalg", "cipher", "engine", "frontend"]),
     ("zoned-file", &["engine"]),
     ("integrity", &["cipher", "engine"]),
     ("verity", &["cipher", "engine"]),
     ("nbd-store", &["engine", "frontend"]),
-    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "nbd-store", "verity", "zoned-file"]),
+    ("rbd-store", &["engine"]),
+    (
+        "cli",
+        &[
+            "afalg",
+            "bench",
+            "cipher",
+            "volume",
+            "engine",
+            "frontend",
+            "integrity",
+            "nbd-store",
+            "rbd-store",
+            "verity",
+            "zoned-file",
+        ],
+    ),
 ];
 
 /// Further arrows for tests only.
-const ALLOWED_IN_TESTS: [(&str, &str); 7] = [
+const ALLOWED_IN_TESTS: [(&str, &str); 9] = [
     // Tests of the command need a client.
     ("cli", "tests"),
     ("frontend", "tests"),
@@ -27,6 +44,8 @@ const ALLOWED_IN_TESTS: [(&str, &str); 7] = [
     // A served volume over a store whose server is killed.
     ("nbd-store", "cipher"),
     ("nbd-store", "tests"),
+    ("rbd-store", "cipher"),
+    ("rbd-store", "tests"),
     // The engine's tests use it with the feature that injects faults.
     ("engine", "engine"),
     // The engine's tests use zoned files.

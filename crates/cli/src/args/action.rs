@@ -186,6 +186,7 @@ pub(crate) const UNLOCK: &[&str] = &[
     "connect-timeout",
     "reconnect-delay",
     "store-timeout",
+    "steal-lock",
     "replay",
 ];
 /// Unlocking a volume with a token.
@@ -194,7 +195,8 @@ pub(crate) const TOKENS: &[&str] =
 /// A LUKS2 volume with integrity protection.
 pub(crate) const SEALED: &[&str] = &["integrity-no-journal", "freshness", "freshness-accept", "freshness-tags"];
 /// A LUKS header.
-pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout"];
+pub(crate) const HEADER: &[&str] =
+    &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout", "steal-lock"];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",
@@ -228,7 +230,8 @@ pub(crate) const THREAD_FLAGS: &[&str] = &[
     "perf-high_priority",
 ];
 /// Attaching a volume.
-pub(crate) const ATTACH: &[&str] = &["via", "read-only", "allow-discards", "launched", "threads", "metrics"];
+pub(crate) const ATTACH: &[&str] =
+    &["via", "read-only", "allow-discards", "launched", "threads", "metrics", "engine", "engine-threshold"];
 
 #[cfg(test)]
 mod tests {

@@ -257,20 +257,23 @@ pub(crate) struct Options {
     /// Keyslot priority: ignore, normal, prefer
     #[arg(long, value_name = "PRIORITY", help_heading = "Creating")]
     pub priority: Option<String>,
-    /// Longest time for connecting to an NBD server, in seconds (default: 10)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    /// Longest time for connecting to an NBD server or a Ceph cluster, in seconds (default: 10)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub connect_timeout: Option<u64>,
     /// How long requests wait for a lost NBD server before they fail, in seconds (default: 60)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub reconnect_delay: Option<u64>,
-    /// Longest time for a request to an NBD server in all, in seconds (default: 120)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    /// Longest time for a request to an NBD server or a Ceph cluster in all, in seconds (default: 120)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub store_timeout: Option<u64>,
     /// Memory for writes since the last flush, which are made again if the NBD server is lost (default: none)
-    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers")]
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub replay: Option<u64>,
-    /// Fail the requests that wait for an NBD server
-    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers")]
+    /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub steal_lock: bool,
+    /// Fail the requests that wait for an NBD server or a Ceph cluster
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
     /// Disable locking of on-disk metadata
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
@@ -392,6 +395,9 @@ pub(crate) struct Options {
     /// Do not wipe device after luksFormat
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub integrity_no_wipe: bool,
+    /// Mark blocks as never written instead of wiping them: they read as zeroes; needs tags with a key
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_lazy: bool,
     /// File outside the image that records its newest state; an older copy of the image is refused
     #[arg(long, value_name = "FILE", help_heading = "Integrity")]
     pub freshness: Option<PathBuf>,
@@ -453,13 +459,13 @@ pub(crate) struct Options {
     /// Use kernel tasklets for performance; accepted, no effect here
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
     pub use_tasklets: bool,
-    /// Path to device with error correction data; refused
+    /// Path to device with error correction data
     #[arg(long, value_name = "FILE", help_heading = "Verity")]
     pub fec_device: Option<PathBuf>,
-    /// Starting offset on the FEC device; refused
+    /// Starting offset on the FEC device (default: 0)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
     pub fec_offset: Option<u64>,
-    /// FEC parity bytes; refused
+    /// FEC parity bytes (default: 2)
     #[arg(long, value_name = "BYTES", help_heading = "Verity")]
     pub fec_roots: Option<u32>,
 
@@ -573,6 +579,12 @@ pub(crate) struct Options {
     /// Number of threads in the pool of --offload (default: number of CPUs)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
+    /// Cipher engine for long requests (default: software)
+    #[arg(long, value_name = "ENGINE", value_parser = ["software", "afalg"], help_heading = "Performance")]
+    pub engine: Option<String>,
+    /// Length of the shortest request for the cipher engine (default: 128K)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Performance")]
+    pub engine_threshold: Option<u64>,
     /// Microseconds to poll for the next short request before sleeping (default: auto, up to 50 where it helps)
     #[arg(long, value_name = "USECS", help_heading = "Performance")]
     pub busy_poll: Option<String>,

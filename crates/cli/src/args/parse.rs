@@ -9,14 +9,13 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
-use inlock_nbd_store::StoreOptions;
 
 use super::action::{Action, Arguments, Prepared};
 use super::left_out;
 use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::Debug;
-use crate::volume::remote;
+use crate::volume::remote::{self, RemoteOptions};
 
 /// A checked command line.
 pub(crate) struct Invocation {
@@ -29,8 +28,8 @@ pub(crate) struct Invocation {
     pub disable_locks: bool,
     /// `--serialize-memory-hard-pbkdf`
     pub serialize_pbkdf: bool,
-    /// For exports of NBD servers.
-    pub store_options: StoreOptions,
+    /// For devices that are not on this host.
+    pub remote_options: RemoteOptions,
 }
 
 /// The request of a command line.
@@ -44,9 +43,9 @@ pub(crate) enum Request {
     Run(Prepared),
 }
 
-/// Converts the options for exports.
-fn store_options(options: &Options) -> anyhow::Result<StoreOptions> {
-    let mut store = StoreOptions::default();
+/// Converts the options for exports and images.
+fn remote_options(options: &Options) -> anyhow::Result<RemoteOptions> {
+    let RemoteOptions { nbd: mut store, mut rbd } = RemoteOptions::default();
     store.notify = Some(remote::report);
     if let Some(seconds) = options.connect_timeout {
         store.connect_timeout = Duration::from_secs(seconds);
@@ -61,10 +60,13 @@ fn store_options(options: &Options) -> anyhow::Result<StoreOptions> {
         return Err(CliError::usage("Options --connect-timeout and --store-timeout take 1 second or more."));
     }
     store.replay = options.replay;
-    if store.replay.is_some_and(|bytes| bytes < StoreOptions::MIN_REPLAY) {
+    if store.replay.is_some_and(|bytes| bytes < inlock_nbd_store::StoreOptions::MIN_REPLAY) {
         return Err(CliError::usage("Option --replay takes 4M or more."));
     }
-    Ok(store)
+    rbd.notify = store.notify;
+    (rbd.connect_timeout, rbd.store_timeout) = (store.connect_timeout, store.store_timeout);
+    rbd.steal_lock = options.steal_lock;
+    Ok(RemoteOptions { nbd: store, rbd })
 }
 
 /// Parses the arguments of the program for one of `actions`.
@@ -87,8 +89,8 @@ pub(crate) fn parse(
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
-    let store_options = store_options(&options)?;
-    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf, store_options });
+    let remote_options = remote_options(&options)?;
+    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf, remote_options });
     if options.version {
         return done(Request::Version);
     }

@@ -14,6 +14,7 @@ use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
 
+use crate::volume::engine::EngineArgs;
 use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
 use crate::volume::source::{
@@ -344,4 +345,19 @@ pub(crate) fn check_threads(options: &Options) -> anyhow::Result<()> {
         Some(0 | 1025..) => Err(CliError::usage("Option --threads takes 1 to 1024.")),
         _ => Ok(()),
     }
+}
+
+/// Converts `--engine` and `--engine-threshold`. `None`: software.
+pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineArgs>> {
+    if options.engine.as_deref() != Some("afalg") {
+        return match options.engine_threshold {
+            Some(_) => Err(CliError::usage("Option --engine-threshold needs --engine afalg.")),
+            None => Ok(None),
+        };
+    }
+    let threshold = options.engine_threshold.unwrap_or(inlock_afalg::DEFAULT_MIN_LEN as u64);
+    if threshold == 0 {
+        return Err(CliError::usage("Option --engine-threshold needs a number above zero."));
+    }
+    Ok(Some(EngineArgs { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
 }

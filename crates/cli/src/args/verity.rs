@@ -7,7 +7,7 @@ use inlock_verity::{HashType, MAX_SALT_LEN, hash_named};
 use super::action::Arguments;
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::verity::{GivenParameters, RootHash, VerityArgs, unhex};
+use crate::volume::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
 
 /// Options that describe a device.
 pub(crate) const VERITY: &[&str] = &[
@@ -57,6 +57,7 @@ pub(crate) fn verity_args(
         root_hash,
         ignore_corruption: options.ignore_corruption,
         ignore_zero_blocks: options.ignore_zero_blocks,
+        fec: fec(options)?,
     })
 }
 
@@ -64,6 +65,19 @@ pub(crate) fn verity_args(
 pub(crate) fn hash_offset(options: &Options) -> anyhow::Result<u64> {
     let offset = options.hash_offset.unwrap_or(0);
     if offset.is_multiple_of(512) { Ok(offset) } else { Err(CliError::usage("Unsupported VERITY hash offset.")) }
+}
+
+/// Converts the options of error correction. Without its device the others have no effect.
+pub(crate) fn fec(options: &Options) -> anyhow::Result<Option<FecArgs>> {
+    let Some(device) = options.fec_device.clone() else { return Ok(None) };
+    let (roots, offset) = (options.fec_roots.unwrap_or(2), options.fec_offset.unwrap_or(0));
+    if !(2..=24).contains(&roots) {
+        return Err(CliError::usage("Invalid number of parity bytes."));
+    }
+    if !offset.is_multiple_of(512) {
+        return Err(CliError::usage("Unsupported VERITY FEC offset."));
+    }
+    Ok(Some(FecArgs { device, roots, offset }))
 }
 
 /// Converts the parameters of a tree.
@@ -96,7 +110,6 @@ pub(crate) fn given(options: &Options) -> anyhow::Result<GivenParameters> {
 
 /// Refuses what only the kernel can do.
 pub(crate) fn refuse(options: &Options) -> anyhow::Result<()> {
-    let fec = options.fec_device.is_some() || options.fec_offset.is_some() || options.fec_roots.is_some();
     let refused = [
         (
             options.root_hash_signature.is_some(),
@@ -115,12 +128,6 @@ pub(crate) fn refuse(options: &Options) -> anyhow::Result<()> {
             "a server in user space cannot stop the kernel; without it reads of corrupted blocks fail",
         ),
         (options.check_at_most_once, "check-at-most-once", "every read is verified; leave the option out"),
-        (
-            fec,
-            "fec-device",
-            "Inlock has no forward error correction, and no maintained library for its code is known; leave the \
-             options out to read what needs no correction",
-        ),
     ];
     match refused.iter().find(|(given, ..)| *given) {
         None => Ok(()),

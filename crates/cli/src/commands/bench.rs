@@ -12,9 +12,9 @@ use crate::ui::print::{print, print_stderr};
 pub(crate) const ACTION: Action = Action {
     name: "bench",
     aliases: &[],
-    arguments: &["cipher|path|latency|compare|all"],
+    arguments: &["cipher|engine|path|latency|compare|all"],
     options: &[&["json", "report", "check", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
-    about: "benchmark ciphers, I/O path, latency, other NBD servers",
+    about: "benchmark ciphers, I/O path, NBD servers",
     prepare: |options, mut arguments| {
         let args = BenchArgs::new(&options, &arguments.word()?)?;
         Ok(Prepared::with_status(move || run(&args)))
@@ -41,13 +41,19 @@ impl BenchArgs {
             (options.report.is_some(), "report"),
             (options.check, "check"),
             (options.allow_missing, "allow-missing"),
+            (options.dir.is_some(), "dir"),
             (options.quick, "quick"),
             (options.rounds.is_some(), "rounds"),
             (options.slice_ms.is_some(), "slice-ms"),
-            (options.dir.is_some(), "dir"),
         ];
-        if let Some((_, option)) = given.iter().find(|(given, _)| *given && subject == Subject::Cipher) {
-            return Err(CliError::usage(format!("Option --{option} is not allowed with bench cipher.")));
+        let refused = match subject {
+            Subject::Cipher => &given[..],
+            // It has rounds and slices, and neither thresholds nor files.
+            Subject::Engine => &given[..4],
+            _ => &[],
+        };
+        if let Some((_, option)) = refused.iter().find(|(given, _)| *given) {
+            return Err(CliError::usage(format!("Option --{option} is not allowed with bench {}.", subject.name())));
         }
         if options.allow_missing && !options.check {
             return Err(CliError::usage("Option --allow-missing needs --check."));

@@ -20,13 +20,14 @@ use crate::args::action::{
     ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
 };
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::attach::attachment::{self, AttachOptions, Attachment};
 use crate::attach::link::Link;
 use crate::attach::method::{self, AttachMethod};
 use crate::attach::stale;
 use crate::control::background::{self, Launcher, RunMode};
 use crate::control::claim::Claim;
+use crate::control::engine::EngineInfo;
 use crate::control::info::RuntimeInfo;
 use crate::control::name::Name;
 use crate::control::openmetrics::Listener;
@@ -36,6 +37,7 @@ use crate::error::{CliError, Status};
 use crate::system::signals::{self, Caught};
 use crate::ui::print::{print, print_stderr, report, warn};
 use crate::values::Listen;
+use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
 use crate::volume::source::SourceArgs;
 
@@ -92,6 +94,7 @@ pub(super) struct OpenArgs {
     pub run_mode: RunMode,
     pub read_only: bool,
     threads: Option<u16>,
+    engine: Option<EngineArgs>,
     /// Address for scrapers.
     metrics: Option<Listen>,
     /// `--persistent`
@@ -107,10 +110,15 @@ impl OpenArgs {
     /// Converts the options of an action that attaches a volume whose source is converted already.
     pub(super) fn of_source(options: &Options, source: SourceArgs, name: Name) -> anyhow::Result<Self> {
         check_threads(options)?;
+        let method = options.via.as_deref().and_then(AttachMethod::from_name);
+        let engine = engine_of(options)?;
+        if let Some(method) = method {
+            check_engine(engine, method)?;
+        }
         Ok(Self {
             source,
             name,
-            method: options.via.as_deref().and_then(AttachMethod::from_name),
+            method,
             run_mode: match (options.launched, options.foreground) {
                 (true, _) => RunMode::BackgroundChild,
                 (false, true) => RunMode::Foreground,
@@ -118,6 +126,7 @@ impl OpenArgs {
             },
             read_only: options.read_only,
             threads: options.threads,
+            engine,
             metrics: options.metrics.clone(),
             persistent: options.persistent,
         })
@@ -156,7 +165,9 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let method = choose_method(args, recover.map(|(method, _)| method))?;
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
+    let engine = args.engine.map(EngineArgs::start).transpose()?;
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    unlocked.use_engine(engine);
     // In the background the launcher's process does it.
     let links = if launcher.is_none() { &*args.source.links } else { &[] };
     let linked = unlocked.link_key(links)?;
@@ -184,6 +195,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
         via: method.name().to_owned(),
         ring: if method.has_workers() { "io_uring" } else { "sync" }.to_owned(),
         threads: options.threads,
+        engine: EngineInfo::of(args.engine),
         device_cookie: Some(options.cookie).filter(|_| method.has_workers()),
         ..RuntimeInfo::new(claim.name(), info, &device)
     };
@@ -221,10 +233,22 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
 fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Result<AttachMethod> {
     let is_zoned = !args.read_only && has_zones(&args.source);
     let method = method::choose(recover.or(args.method), is_zoned)?;
+    check_engine(args.engine, method)?;
     if args.source.flags.allow_discards && !method.has_discards() {
         warn(format_args!("--via {} does not support discards", method.name()));
     }
     Ok(method)
+}
+
+/// Refuses a method whose requests do not pass workers.
+fn check_engine(engine: Option<EngineArgs>, method: AttachMethod) -> anyhow::Result<()> {
+    if engine.is_none() || method.has_workers() {
+        return Ok(());
+    }
+    Err(CliError::refused(
+        format!("--via {} does not support --engine.", method.name()),
+        "use --via ublk or --via nbd, or --engine software",
+    ))
 }
 
 fn worker_failed(attachment: &Attachment) -> anyhow::Error {

@@ -3,7 +3,9 @@
 
 use inlock_cipher::IvMode;
 use inlock_volume::VolumeKey;
-use inlock_volume::table::{AnyTable, IntegrityLine, IntegrityTable, SealedLine, ShowKeys, TableLine, Target};
+use inlock_volume::table::{
+    AnyTable, IntegrityLine, IntegrityTable, SealedLine, ShowKeys, TableLine, Target, VerityTable,
+};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use zeroize::{Zeroize, Zeroizing};
@@ -14,6 +16,7 @@ use crate::error::CliError;
 use crate::ui::print::{print, warn};
 use crate::volume::open::{KeySource, open};
 use crate::volume::source::{SourceArgs, VolumeType};
+use crate::volume::verity_table;
 
 pub(crate) const ACTION: Action = Action {
     name: "table",
@@ -46,8 +49,8 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
         ));
     }
     let (table, files) = match &source.volume_type {
-        // As given: its tags may be needed to open it.
-        VolumeType::Table(table) if table.has_integrity() => (table.take()?, Vec::new()),
+        // As given: its devices may be needed to open it.
+        VolumeType::Table(table) if table.is_stack() => (table.take()?, Vec::new()),
         _ => {
             let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
             let files = unlocked.files();
@@ -72,6 +75,7 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
     let (lines, sectors): (Vec<Value>, u64) = match &table {
         AnyTable::Lines(table) => (table.lines().iter().map(|line| describe(line, keys)).collect(), table.sectors()),
         AnyTable::Integrity(table) => (describe_integrity(table, keys), table.sectors),
+        AnyTable::Verity(table) => describe_verity(table, keys),
     };
     let mut shown = json!({ "sectors": sectors });
     // Assigned, not named in `json!`, which would copy the keys.
@@ -156,6 +160,28 @@ fn describe_integrity(table: &IntegrityTable, keys: ShowKeys) -> Vec<Value> {
         line
     });
     std::iter::once(below).chain(above).collect()
+}
+
+/// Describes the devices of a stack with a hash tree, and returns the length of the topmost.
+fn describe_verity(table: &VerityTable, keys: ShowKeys) -> (Vec<Value>, u64) {
+    let mut lines = Vec::new();
+    for device in table.below.iter().chain(&table.above) {
+        if table.above.as_ref().is_some_and(|above| std::ptr::eq(above, device)) {
+            lines.push(verity_table::describe(table));
+        }
+        for line in device.table.lines() {
+            let mut described = describe(line, keys);
+            described["name"] = json!(device.name);
+            lines.push(described);
+        }
+    }
+    match &table.above {
+        Some(above) => (lines, above.table.sectors()),
+        None => {
+            lines.push(verity_table::describe(table));
+            (lines, table.sectors)
+        }
+    }
 }
 
 fn shown_key(key: &VolumeKey, keys: ShowKeys) -> Value {

@@ -1,4 +1,5 @@
-//! Writing the first data and tags of a dm-integrity volume, with progress; an interrupted wipe is continued.
+//! Writing the first data and tags of a dm-integrity volume, or marks in their place, with progress. An interrupted
+//! wipe is continued.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -6,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use inlock_engine::Errno;
-use inlock_integrity::{IntegrityDevice, IntegrityStore, OpenOptions, Stores};
+use inlock_integrity::{Fill, IntegrityDevice, IntegrityStore, OpenOptions, Sealing, Stores};
 
+use crate::args::options::Options;
 use crate::error::CliError;
 use crate::system::signals;
 use crate::ui::print::{print, print_stderr};
@@ -19,19 +20,14 @@ use crate::volume::unlocked::LockedStores;
 /// Most threads that write.
 const THREADS: usize = 4;
 
-/// Leaves the zeroes that are there, for a volume with internal tags.
-pub(super) fn zeroes(_sector: u64, _data: &mut [u8], _tags: &mut [u8]) -> Result<(), Errno> {
-    Ok(())
-}
-
-/// Writes zeroes and their tags to all blocks from sector `from`. `options` open the volume directly; `fill` makes data
-/// and tags, as in [`IntegrityDevice::wipe`].
+/// Writes zeroes with their tags to all blocks from sector `from`, or marks these as never written. `options` open the
+/// volume directly. `sealing`: `None` with internal tags.
 pub(super) fn wipe(
     image: &Path,
     stores: Stores,
     options: OpenOptions,
     from: u64,
-    fill: impl Fn(u64, &mut [u8], &mut [u8]) -> Result<(), Errno> + Sync,
+    (fill, sealing): (Fill, Option<&Sealing>),
     show: Show,
 ) -> anyhow::Result<()> {
     let device = IntegrityDevice::open(stores, options).map_err(cannot_use(image))?;
@@ -45,19 +41,25 @@ pub(super) fn wipe(
         signal = caught.take();
         if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let reached = device.wipe(from, threads(), fill, report);
+    let reached = match (fill, sealing) {
+        (Fill::Marks, _) => device.mark_never_written(from, threads(), sealing.and_then(Sealing::marks), report),
+        (Fill::Zeroes, Some(sealing)) => {
+            device.wipe(from, threads(), |sector, data, tags| sealing.seal(sector, data, tags), report)
+        }
+        (Fill::Zeroes, None) => device.wipe(from, threads(), |_, _, _| Ok(()), report),
+    };
     let reached = reached.map_err(std::io::Error::from);
     let reached = reached.with_context(|| format!("cannot wipe device {}", image.display()))?;
     if reached < total {
         drop(progress);
-        return Err(interrupted(signal));
+        return Err(interrupted(fill, signal));
     }
     progress.finish();
     device.close().map_err(std::io::Error::from).with_context(|| format!("cannot close {}", image.display()))
 }
 
-/// Continues an interrupted wipe of the volume under `stores`: writes zeroes to the blocks that cannot be read.
-pub(super) fn resume(image: &Path, stores: &LockedStores, show: Show) -> anyhow::Result<()> {
+/// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read.
+pub(super) fn resume(image: &Path, stores: &LockedStores, fill: Fill, show: Show) -> anyhow::Result<()> {
     let Some(integrity) = stores.integrity() else {
         return Err(CliError::usage("Option --resume-wipe needs a volume with integrity protection."));
     };
@@ -69,7 +71,7 @@ pub(super) fn resume(image: &Path, stores: &LockedStores, show: Show) -> anyhow:
     let caught = signals::catch()?;
     let mut progress = Progress::start(show, image, Some(total * 512), false);
     let (mut at, mut signal) = (0, None);
-    let filled = store.fill_unreadable(threads(), |sector| {
+    let filled = store.fill_unreadable(fill, threads(), |sector| {
         progress.add((sector - at) * 512);
         at = sector;
         signal = caught.take();
@@ -78,17 +80,24 @@ pub(super) fn resume(image: &Path, stores: &LockedStores, show: Show) -> anyhow:
     let filled = filled.map_err(io::Error::from).with_context(|| format!("cannot wipe device {}", image.display()))?;
     if filled.reached < total {
         drop(progress);
-        return Err(interrupted(signal));
+        return Err(interrupted(fill, signal));
     }
     progress.finish();
-    print(format_args!("{} blocks could not be read, and are filled with zeroes.\n", filled.blocks))
+    let now = if fill == Fill::Marks { "marked as never written" } else { "filled with zeroes" };
+    print(format_args!("{} blocks could not be read, and are {now}.\n", filled.blocks))
 }
 
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(THREADS)
 }
 
-fn interrupted(signal: Option<i32>) -> anyhow::Error {
-    print_stderr("Wipe interrupted: later blocks cannot be read. Continue it with --resume-wipe.");
+/// Returns what the options say.
+pub(super) fn fill_of(options: &Options) -> Fill {
+    if options.integrity_lazy { Fill::Marks } else { Fill::Zeroes }
+}
+
+fn interrupted(fill: Fill, signal: Option<i32>) -> anyhow::Error {
+    let options = if fill == Fill::Marks { "--resume-wipe --integrity-lazy" } else { "--resume-wipe" };
+    print_stderr(format_args!("Wipe interrupted: later blocks cannot be read. Continue it with {options}."));
     CliError::Interrupted(signal.unwrap_or_default()).into()
 }

@@ -10,6 +10,7 @@ use inlock_engine::{CryptMapping, Device};
 use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
+use super::engine::{EngineCounters, EngineInfo};
 use super::integrity::IntegrityStatus;
 use super::metrics::{Counters, LastError, Percentiles, Time};
 use super::name::Name;
@@ -64,6 +65,8 @@ pub(crate) struct RuntimeInfo {
     pub table_flags: Vec<String>,
     /// Policy of `--offload`.
     pub offload: String,
+    #[serde(default)]
+    pub engine: EngineInfo,
     /// `nbd`, `fuse`, `loop`, `ublk`.
     pub via: String,
     /// Address for clients.
@@ -102,6 +105,9 @@ pub(crate) struct VolumeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_store_error: Option<LastError>,
     pub counters: Counters,
+    /// Counters of a cipher engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_counters: Option<EngineCounters>,
     /// State of a dm-integrity volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub integrity: Option<IntegrityStatus>,
@@ -135,6 +141,7 @@ impl RuntimeInfo {
             own_flags: volume.own_flags,
             table_flags: thread_flags(&volume.flags),
             offload: "none".to_owned(),
+            engine: EngineInfo::default(),
             via: String::new(),
             address: None,
             metrics: None,
@@ -284,6 +291,10 @@ impl VolumeStatus {
                 counters.cipher_calls,
                 counters.units_per_call()
             )?;
+            writeln!(f, "  engine:  {}", info.engine)?;
+            if let Some(engine) = &self.engine_counters {
+                writeln!(f, "  engine work: {engine}")?;
+            }
         }
         writeln!(
             f,

@@ -7,6 +7,7 @@
 pub(crate) mod background;
 pub(crate) mod claim;
 pub(crate) mod client;
+pub(crate) mod engine;
 pub(crate) mod files;
 pub(crate) mod info;
 pub(crate) mod integrity;

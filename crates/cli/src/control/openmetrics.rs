@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_engine::stats::Snapshot;
 
+use super::engine::EngineCounters;
 use super::info::VolumeStatus;
 use super::integrity::IntegrityCounters;
 use super::metrics::phases;
@@ -184,6 +185,9 @@ pub(crate) fn text(status: &VolumeStatus, snapshot: &Snapshot) -> String {
     text.counter("inlock_cipher_calls", "", "Cipher calls.", "", &[("", snapshot.cipher_calls)]);
     text.counter("inlock_cipher_units", "", "Data units encrypted or decrypted.", "", &[("", snapshot.cipher_units)]);
 
+    if let Some(engine) = &status.engine_counters {
+        text.engine(engine);
+    }
     if let Some(integrity) = &status.integrity {
         text.integrity(&integrity.counters);
     }
@@ -221,6 +225,15 @@ impl Text {
             let _ = write!(self.out, ",{label}=\"{}\"", quoted(value));
         }
         let _ = writeln!(self.out, "}} {value}");
+    }
+
+    /// Adds the families of a cipher engine.
+    fn engine(&mut self, counters: &EngineCounters) {
+        let EngineCounters { keys, accepted, refused, fell_back, failed } = counters;
+        let outcomes = [("accepted", *accepted), ("refused", *refused), ("fell_back", *fell_back), ("failed", *failed)];
+        self.counter("inlock_engine_requests", "", "Requests for the cipher engine.", "outcome", &outcomes);
+        self.family("inlock_engine_keys", "gauge", "", "Keys in the cipher engine.");
+        self.sample("inlock_engine_keys", &[], &keys.to_string());
     }
 
     /// Adds the families of a dm-integrity volume.

@@ -14,6 +14,7 @@ use inlock_volume::table::CryptOptions;
 use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
 
+use super::engine::EngineCounters;
 use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::integrity::{IntegrityCounters, IntegrityStatus};
@@ -22,6 +23,7 @@ use super::openmetrics;
 use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
+use crate::ui::print::warn;
 use crate::volume::integrity::{RunningIntegrity, SealedStore};
 use crate::volume::key_check::KeyCheck;
 use crate::volume::reload::reload;
@@ -124,6 +126,7 @@ impl ServedVolume {
             close_deferred: self.hooks.is_close_deferred(),
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
+            engine_counters: self.device.engine_stats().map(EngineCounters::of),
             integrity: self.integrity.as_ref().map(IntegrityStatus::of),
             verity: self.verity.as_deref().map(VerityStatus::of),
             latency_ns: phases(&snapshot)
@@ -188,6 +191,13 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
+        if self.verity.is_some() && self.info().kind == "TABLE" {
+            // Its keys are not those of one device.
+            return Err(CliError::refused(
+                format!("Volume {name} has a table with a hash tree and cannot be suspended."),
+                "close it; its table opens it again",
+            ));
+        }
         // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
@@ -212,6 +222,12 @@ impl ServedVolume {
         let table = match AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)? {
             AnyTable::Lines(table) => table,
             AnyTable::Integrity(table) => return self.restore_key(*table),
+            AnyTable::Verity(_) => {
+                return Err(CliError::refused(
+                    "A table with a hash tree cannot replace another one.",
+                    "close the volume and open it with that table",
+                ));
+            }
         };
         let before = self.device.len();
         let old = self.info().clone();
@@ -317,6 +333,9 @@ impl ServedVolume {
             scrub_stack::<{ 64 << 10 }>();
             taken?;
             self.key_present.store(true, Ordering::Release);
+            if self.device.engine_stats().is_some_and(|engine| engine.keys == 0) {
+                warn(format_args!("{}: the cipher engine refuses the key; software is used instead", info.name));
+            }
         }
         Ok(self.device.resume()?)
     }

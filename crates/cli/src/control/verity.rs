@@ -21,6 +21,12 @@ pub(crate) struct VerityStatus {
     pub verified_hash_blocks: u64,
     /// Bad blocks, as often as they were read.
     pub corrupted: u64,
+    /// Blocks that were rebuilt from the parity, as often as they were read.
+    #[serde(default)]
+    pub repaired: u64,
+    /// Bytes of parity in a code word; none without error correction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fec_roots: Option<u32>,
 }
 
 impl VerityStatus {
@@ -36,6 +42,8 @@ impl VerityStatus {
             verified_blocks: counters.data_blocks,
             verified_hash_blocks: counters.hash_blocks,
             corrupted: counters.corrupted,
+            repaired: counters.repaired,
+            fec_roots: store.fec().map(|fec| fec.parameters().roots),
         }
     }
 
@@ -51,10 +59,11 @@ impl VerityStatus {
 
     /// Writes the counters.
     pub(crate) fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             f,
             "  verified: {} data blocks, {} hash blocks; {} corrupted",
             self.verified_blocks, self.verified_hash_blocks, self.corrupted
-        )
+        )?;
+        if self.fec_roots.is_some() { writeln!(f, ", {} rebuilt", self.repaired) } else { writeln!(f) }
     }
 }

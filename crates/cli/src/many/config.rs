@@ -21,9 +21,10 @@ use toml::{Spanned, Value};
 
 use crate::args::action::{PLAIN, POLICY, SEALED};
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, cannot_open, message_of};
 use crate::values;
+use crate::volume::engine::EngineArgs;
 use crate::volume::source::{SourceArgs, VolumeType};
 
 /// Maximum length of a file in bytes.
@@ -47,6 +48,8 @@ const OPTIONS: &[&str] = &[
     "allow-discards",
     "io",
     "threads",
+    "engine",
+    "engine-threshold",
 ];
 
 #[derive(Deserialize)]
@@ -99,6 +102,7 @@ pub(crate) struct Source {
     pub source: SourceArgs,
     pub io: IoMode,
     pub threads: usize,
+    pub engine: Option<EngineArgs>,
 }
 
 /// An error, and where it is.
@@ -263,7 +267,8 @@ impl Parser {
                 Some("sync") => IoMode::Sync,
                 _ => IoMode::Auto,
             };
-            Ok(Source { source, io, threads: options.threads.map_or(1, usize::from) })
+            let threads = options.threads.map_or(1, usize::from);
+            Ok(Source { source, io, threads, engine: engine_of(&options)? })
         };
         let source = convert().map_err(|error| message_of(&error).to_string())?;
         let is_table = matches!(source.source.volume_type, VolumeType::Table(_));
@@ -363,7 +368,7 @@ mod tests {
     #[test]
     fn file_reads_with_its_options() {
         let text = "idle-timeout = 5\ndefault = \"a\"\n[volumes.a]\nimage = \"/a\"\ntype = \"plain\"\nkey-file = \"/k\"\n\
-            max-bytes = \"1M\"\nmax-operations = 10\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
+            max-bytes = \"1M\"\nmax-operations = 10\nengine = \"afalg\"\nengine-threshold = \"64K\"\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
             read-only = true\nlisted = false\nidle-timeout = 0\n";
         let config = parse(text).unwrap();
         let (a, b) = (&config.volumes["a"], &config.volumes["b"]);
@@ -371,6 +376,8 @@ mod tests {
         assert_eq!((a.idle_timeout, b.idle_timeout), (Some(Duration::from_secs(5)), None));
         assert_eq!((a.listed, b.listed, a.opening.read_only, b.opening.read_only), (true, false, false, true));
         assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
+        let engine = |volume: &VolumeConfig| volume.opening.source().unwrap().engine;
+        assert_eq!((engine(a), engine(b)), (Some(EngineArgs { threshold: 65536 }), None));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
         assert!(parse("").unwrap().volumes.is_empty());
         let text = "tls = \"require\"\ntls-certificates = \"/d\"\ntls-verify-peer = true\n";
@@ -394,6 +401,11 @@ mod tests {
             (format!("{volume}max-operations = 0\n"), "line 4, volumes.a.max-operations: expected a number"),
             (format!("{volume}max-bytes = \"x\"\n"), "line 4, volumes.a.max-bytes: "),
             (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
+            (format!("{volume}engine = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
+            (
+                format!("{volume}engine-threshold = 512\n"),
+                "line 1, volumes.a: Option --engine-threshold needs --engine",
+            ),
             (format!("{volume}key-file = \"-\"\n"), "line 4, volumes.a.key-file: a server does not read"),
             (format!("default = \"b\"\n{volume}"), "line 1, default: there is no volume b"),
             ("[volumes.a]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.a: exactly one of key-file"),

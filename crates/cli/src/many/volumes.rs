@@ -19,6 +19,7 @@ use crate::error::{CliError, message_of};
 use crate::system::pipe;
 use crate::tls;
 use crate::ui::print::print_stderr;
+use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
 use crate::volume::source::KeyFile;
 use crate::volume::unlocked::LockedStores;
@@ -298,8 +299,10 @@ impl Running {
         if let Some(key) = &key {
             source.source.key.file = Some(KeyFile::Path(format!("/proc/self/fd/{}", key.as_raw_fd()).into()));
         }
-        let unlocked = open(&source.source, !read_only, KeySource::User { stdin_taken: true })?;
+        let engine = source.engine.map(EngineArgs::start).transpose()?;
+        let mut unlocked = open(&source.source, !read_only, KeySource::User { stdin_taken: true })?;
         drop(key);
+        unlocked.use_engine(engine);
         let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
         let stores = unlocked.into_device(source.io, access)?;
         let mut options = ServerOptions::default();

@@ -1,4 +1,4 @@
-//! Image files, block devices and exports of NBD servers: resolving names, opening, length and identity.
+//! Image files, block devices, exports of NBD servers, images of Ceph RBD: resolving names, opening, length, identity.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -9,10 +9,9 @@ use std::sync::Arc;
 
 use inlock_engine::BackingStore;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_nbd_store::NbdStore;
 use inlock_volume::{FileDevice, Zones};
 
-use super::remote::{self, DeviceHeader};
+use super::remote::{self, DeviceHeader, Remote};
 use crate::error::{CliError, cannot_open};
 use crate::ui::print::print_debug;
 
@@ -34,11 +33,11 @@ pub(crate) enum OpenMode {
 pub(crate) enum Medium {
     /// In a regular file or a block device.
     Local(Arc<File>, Metadata),
-    /// At an NBD server.
-    Remote(Arc<NbdStore>),
+    /// At an NBD server, or in a Ceph cluster.
+    Remote(Remote),
 }
 
-/// An open regular file, block device or export.
+/// An open regular file, block device, export or image of RBD.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub path: PathBuf,
@@ -49,15 +48,16 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value, or the URI of an export.
+    /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value, or the URI of
+    /// an export, or the name of an image of RBD.
     pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
         if let Some(uri) = remote::uri_of(name) {
             print_debug(format_args!("Connecting to {uri} ({access:?})."));
-            let store = remote::open(uri, access != OpenMode::Read)?;
-            let len = store.geometry().len;
+            let remote = remote::open(uri, access != OpenMode::Read)?;
+            let len = remote.store().geometry().len;
             // The process may leave its directory, and others have theirs.
-            let path = store.uri().as_str().into();
-            return Ok(Self { path, medium: Medium::Remote(store), len, zones: None });
+            let path = remote.name().into();
+            return Ok(Self { path, medium: Medium::Remote(remote), len, zones: None });
         }
         let path = resolve(name);
         print_debug(format_args!("Opening {} ({access:?}).", path.display()));
@@ -95,7 +95,7 @@ impl Device {
     pub(crate) fn identity(&self) -> String {
         match &self.medium {
             Medium::Local(_, metadata) => identity(metadata),
-            Medium::Remote(store) => remote::identity(store.uri()),
+            Medium::Remote(remote) => remote.identity(),
         }
     }
 
@@ -138,11 +138,11 @@ impl Device {
         }
     }
 
-    /// Returns the export, `None` for a file.
-    pub(crate) fn export(&self) -> Option<&NbdStore> {
+    /// Returns the export or image of RBD, `None` for a file.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.medium {
             Medium::Local(..) => None,
-            Medium::Remote(store) => Some(store),
+            Medium::Remote(remote) => Some(remote),
         }
     }
 
@@ -150,14 +150,14 @@ impl Device {
     pub(crate) fn header(&self) -> io::Result<DeviceHeader> {
         Ok(match &self.medium {
             Medium::Local(file, _) => DeviceHeader::File(FileDevice::new(file.try_clone()?)),
-            Medium::Remote(store) => DeviceHeader::Remote(Arc::clone(store)),
+            Medium::Remote(remote) => DeviceHeader::Remote(remote.clone()),
         })
     }
 
     /// Returns the engine's store of a device without zones. `direct`: with direct I/O.
     pub(crate) fn store(&self, mode: IoMode, read_only: bool, direct: bool) -> io::Result<Arc<dyn BackingStore>> {
-        if let Medium::Remote(store) = &self.medium {
-            return Ok(Arc::clone(store) as _);
+        if let Medium::Remote(remote) = &self.medium {
+            return Ok(remote.store());
         }
         let file = if direct { self.reopen_direct(!read_only)? } else { self.share()? };
         Ok(Arc::new(if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? }))

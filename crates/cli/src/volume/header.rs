@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use inlock_volume::{HeaderPolicy, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
+use inlock_volume::{HeaderDevice, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
+use super::remote::DeviceHeader;
 use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, SourceArgs};
 use super::token::{self, ByToken};
@@ -176,9 +177,23 @@ fn warned(unlocked: Unlocked, ask: Ask<'_>) -> Unlocked {
     unlocked
 }
 
+/// Whether the device is a clone of Ceph RBD with a header of its own. Its holes have the parent's data, encrypted with
+/// the parent's key, so that the clone cannot be opened as an image.
+fn is_encrypted_clone(device: &DeviceHeader) -> bool {
+    let mut magic = [0; 6];
+    device.read_exact_at(&mut magic, 0).is_ok() && magic == *b"RBDL\xba\xbe"
+}
+
 /// Reads a header of an accepted version. The caller holds its lock.
 fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
-    let volume = Volume::load(&device.header()?).map_err(cannot_load(&device.path))?;
+    let header = device.header()?;
+    let volume = Volume::load(&header).map_err(|error| match error {
+        LoadError::NotLuks if is_encrypted_clone(&header) => CliError::refused(
+            format!("Device {} is a clone that librbd has encrypted by itself.", device.path.display()),
+            "open it through librbd, or make a whole image of it: rbd flatten --encryption-passphrase-file FILE IMAGE",
+        ),
+        error => cannot_load(&device.path)(error),
+    })?;
     let wanted = match luks {
         Luks::Any => volume.version(),
         Luks::One => 1,

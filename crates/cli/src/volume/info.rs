@@ -138,6 +138,6 @@ pub(crate) fn thread_flags(options: &CryptOptions) -> Vec<String> {
 }
 
 /// Returns the absolute path of a device, without links.
-pub(super) fn resolved(path: &Path) -> PathBuf {
+pub(crate) fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

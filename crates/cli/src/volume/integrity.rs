@@ -12,7 +12,7 @@ use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
-use inlock_integrity::{IntegrityDevice, IntegrityError, IntegrityStore, Mismatch, Mode, OpenOptions, Stores};
+use inlock_integrity::{IntegrityDevice, IntegrityError, IntegrityStore, Mismatch, Mode, OpenOptions, Sealing, Stores};
 use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
@@ -162,6 +162,9 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
     }
 }
 
+/// Shortest time between two commits of the journal: options may ask for none.
+const SHORTEST: Duration = Duration::from_millis(10);
+
 /// A device of the library, and the thread that commits its journal, clears its bitmap and computes its tags.
 pub(crate) struct MaintainedIntegrity {
     pub device: Arc<IntegrityDevice>,
@@ -176,8 +179,9 @@ pub(crate) struct MaintainedIntegrity {
 type Freshness = Arc<OnceLock<Arc<FreshnessFile>>>;
 
 impl MaintainedIntegrity {
-    /// Starts the thread; `every` is the time between two commits.
+    /// Starts the thread; `every` is the time between two commits, at least [`SHORTEST`].
     pub(crate) fn start(device: Arc<IntegrityDevice>, path: &Path, every: Duration) -> anyhow::Result<Self> {
+        let every = every.max(SHORTEST);
         let (stop, stopped) = mpsc::channel();
         let (maintained, name, freshness) = (Arc::clone(&device), path.to_owned(), Freshness::default());
         let fresh = Arc::clone(&freshness);
@@ -217,9 +221,10 @@ impl MaintainedIntegrity {
 
     /// Returns the plaintext of the device, which has the data units and tuples of `segment`, as a store of the engine.
     pub(crate) fn sealed(&self, segment: AuthenticatedSegment, key: &VolumeKey) -> anyhow::Result<Arc<IntegrityStore>> {
-        let store = IntegrityStore::sealed(Arc::clone(&self.device), segment.aead(key)?);
-        let store = store.map_err(|_| {
-            let layout = self.device.layout();
+        let layout = self.device.layout();
+        let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), layout.journal.tag_size);
+        let store = sealing.ok().and_then(|sealing| IntegrityStore::sealed(Arc::clone(&self.device), sealing).ok());
+        let store = store.ok_or_else(|| {
             CliError::refused(
                 format!(
                     "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of \
@@ -248,7 +253,7 @@ pub(super) fn threaded(
     metadata: &Device,
     data: Option<&Device>,
 ) -> anyhow::Result<Arc<dyn BackingStore>> {
-    if ![Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some()) {
+    if ![Some(metadata), data].into_iter().flatten().any(|device| device.remote().is_some()) {
         return Ok(store);
     }
     Ok(Arc::new(ThreadedStore::start(store, REMOTE_THREADS).context("cannot start a thread")?))
@@ -276,7 +281,9 @@ impl SealedStore {
 
     /// Sets the key after it was wiped.
     pub(crate) fn set_key(&self, key: &VolumeKey) -> anyhow::Result<()> {
-        Ok(self.store.set_aead(self.segment.aead(key)?).map_err(std::io::Error::from)?)
+        let tag_size = self.store.device().layout().journal.tag_size;
+        let sealing = Sealing::new(self.segment.aead(key)?, key.as_bytes(), tag_size)?;
+        Ok(self.store.set_sealing(sealing).map_err(std::io::Error::from)?)
     }
 }
 

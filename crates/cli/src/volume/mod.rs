@@ -3,6 +3,7 @@
 pub(crate) mod backing;
 pub(crate) mod device;
 pub(crate) mod edit;
+pub(crate) mod engine;
 pub(crate) mod freshness;
 pub(crate) mod header;
 pub(crate) mod header_access;
@@ -24,4 +25,5 @@ pub(crate) mod table;
 pub(crate) mod token;
 pub(crate) mod unlocked;
 pub(crate) mod verity;
+pub(crate) mod verity_table;
 pub(crate) mod zones;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_volume::plain::Plain;
-use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine};
+use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
@@ -27,6 +27,7 @@ use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 use super::table::{self, Devices};
 use super::unlocked::{Contents, SCRUB, UnlockedVolume};
 use super::verity::{VerityArgs, VerityDevices};
+use super::verity_table::VerityStack;
 use super::zones;
 use crate::error::{CliError, against_policy};
 use crate::ui::print::warn;
@@ -52,6 +53,7 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> any
         VolumeType::Table(table) => match table.take()? {
             AnyTable::Lines(table) => open_table(table, args, writing),
             AnyTable::Integrity(table) => open_integrity_table(*table, args, writing),
+            AnyTable::Verity(table) => open_verity_table(*table, args),
         },
         VolumeType::Integrity(integrity) => open_integrity(integrity, args, writing),
         VolumeType::Verity(verity) => open_verity(verity, args),
@@ -279,7 +281,7 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
 /// Opens and locks the devices of a dm-verity device, and checks its superblock. Its root hash is checked when it is
 /// connected.
 fn open_verity(verity: &VerityArgs, args: &SourceArgs) -> anyhow::Result<UnlockedVolume> {
-    let devices = VerityDevices::open(&args.image, &verity.hash_device, OpenMode::Read)?;
+    let devices = VerityDevices::open(&args.image, &verity.hash_device, verity.fec.as_ref(), OpenMode::Read)?;
     let mut info = VolumeInfo::new(args, &devices.data);
     info.header = Some(resolved(&verity.hash_device));
     let opening = verity.load(&devices)?;
@@ -287,6 +289,30 @@ fn open_verity(verity: &VerityArgs, args: &SourceArgs) -> anyhow::Result<Unlocke
     info.hash = Some(opening.hash_name.clone());
     let data = std::iter::once(devices.data).chain(devices.hash).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Verity(opening), devices.locks))
+}
+
+/// Opens and locks the devices of a table with a hash tree. The root hash is checked when it is connected.
+fn open_verity_table(table: VerityTable, args: &SourceArgs) -> anyhow::Result<UnlockedVolume> {
+    table::check_verity_policy(&table, &args.policy)?;
+    let hash = table.verity.hash.name().to_owned();
+    let (stack, devices, locks) = VerityStack::open(table)?;
+    let mut info = VolumeInfo {
+        kind: "TABLE".to_owned(),
+        device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
+        header: None,
+        uuid: None,
+        hash: Some(hash),
+        segments: stack.above.as_ref().map(SegmentInfo::of_table).unwrap_or_default(),
+        check: None,
+        own_flags: Default::default(),
+        flags: args.flags,
+        // No other table may use a device without its hash tree.
+        devices: Vec::new(),
+    };
+    if std::mem::take(&mut info.flags.allow_discards) {
+        warn(format_args!("{}: a device with a hash tree has no discards", info.device.display()));
+    }
+    Ok(UnlockedVolume::new(devices, info, Contents::VerityTable(Box::new(stack)), locks))
 }
 
 /// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.

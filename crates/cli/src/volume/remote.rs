@@ -1,4 +1,5 @@
-//! Exports of NBD servers as devices: their URIs, the options for them, and access to a header on one.
+//! Exports of NBD servers and images of Ceph RBD as devices: their names, the options for them, and access to a header
+//! on one.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
-use inlock_nbd_store::{NbdStore, NbdUri, StoreOptions, UriError};
+use inlock_nbd_store::{NbdStore, NbdUri, UriError};
+use inlock_rbd_store::{RbdName, RbdStore};
 use inlock_volume::{FileDevice, HeaderDevice};
 
 use crate::error::CliError;
@@ -17,14 +19,85 @@ use crate::ui::print::warn;
 /// Events that wait to be printed.
 const MAX_EVENTS: usize = 64;
 
-/// Options of this process for exports.
-static OPTIONS: OnceLock<StoreOptions> = OnceLock::new();
+/// Options for devices that are not on this host.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RemoteOptions {
+    pub nbd: inlock_nbd_store::StoreOptions,
+    pub rbd: inlock_rbd_store::StoreOptions,
+}
 
-/// Exports that this process has opened.
-static OPENED: Mutex<Vec<Weak<NbdStore>>> = Mutex::new(Vec::new());
+/// Options of this process.
+static OPTIONS: OnceLock<RemoteOptions> = OnceLock::new();
 
-/// Sets the options for exports in this process.
-pub(crate) fn set_options(options: StoreOptions) {
+/// Devices that this process has opened.
+static OPENED: Mutex<Vec<Weak<dyn AsyncStore>>> = Mutex::new(Vec::new());
+
+/// A device that is not on this host.
+#[derive(Clone, Debug)]
+pub(crate) enum Remote {
+    Nbd(Arc<NbdStore>),
+    Rbd(Arc<RbdStore>),
+}
+
+impl Remote {
+    /// Returns the name of the device with which it can be opened again.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Nbd(store) => store.uri().as_str(),
+            Self::Rbd(store) => store.name().as_str(),
+        }
+    }
+
+    /// Returns the store.
+    pub(crate) fn store(&self) -> Arc<dyn BackingStore> {
+        match self {
+            Self::Nbd(store) => Arc::clone(store) as _,
+            Self::Rbd(store) => Arc::clone(store) as _,
+        }
+    }
+
+    /// Returns the image of Ceph RBD.
+    pub(crate) fn rbd(&self) -> Option<&RbdStore> {
+        match self {
+            Self::Nbd(_) => None,
+            Self::Rbd(store) => Some(store),
+        }
+    }
+
+    fn as_store(&self) -> &dyn BackingStore {
+        match self {
+            Self::Nbd(store) => &**store,
+            Self::Rbd(store) => &**store,
+        }
+    }
+
+    /// Returns the length of the server's blocks in bytes.
+    pub(crate) fn min_block(&self) -> u64 {
+        match self {
+            Self::Nbd(store) => store.facts().min_block.into(),
+            // librbd takes any range.
+            Self::Rbd(_) => 1,
+        }
+    }
+
+    /// Returns what identifies the device under all spellings of its name, in the characters of a file name. Two
+    /// devices never have the same.
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            Self::Nbd(store) => identity(store.uri()),
+            Self::Rbd(store) => file_name('r', &store.facts().identity),
+        }
+    }
+
+    /// Whether requests of so many bytes, from this offset on, are made of whole blocks of the server.
+    pub(crate) fn is_fitting(&self, unit: u64, offset: Option<u64>) -> bool {
+        let block = self.min_block();
+        unit.is_multiple_of(block) && offset.is_some_and(|offset| offset.is_multiple_of(block))
+    }
+}
+
+/// Sets the options for devices that are not on this host.
+pub(crate) fn set_options(options: RemoteOptions) {
     // Only the first call counts, and there is one.
     let _ = OPTIONS.set(options);
 }
@@ -43,13 +116,46 @@ pub(crate) fn report(uri: &str, event: &str) {
     }
 }
 
-/// Returns the text of a device name that is a URI of NBD.
+/// Returns the text of a device name that is a URI of NBD, or the name of an image of RBD.
 pub(crate) fn uri_of(name: &Path) -> Option<&str> {
-    name.to_str().filter(|text| NbdUri::is_uri(text))
+    name.to_str().filter(|text| NbdUri::is_uri(text) || RbdName::is_name(text))
 }
 
-/// Connects to an export, for writing too if `writing`.
-pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
+/// Opens an export or an image, for writing too if `writing`.
+pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Remote> {
+    let options = OPTIONS.get().cloned().unwrap_or_default();
+    if RbdName::is_name(text) {
+        let store = Arc::new(open_image(text, &options.rbd, writing)?);
+        remember(Arc::clone(&store) as _);
+        return Ok(Remote::Rbd(store));
+    }
+    let store = Arc::new(open_export(text, &options.nbd, writing)?);
+    remember(Arc::clone(&store) as _);
+    Ok(Remote::Nbd(store))
+}
+
+/// Keeps a store for [`abort`].
+fn remember(store: Arc<dyn AsyncStore>) {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.retain(|known| known.strong_count() > 0);
+    opened.push(Arc::downgrade(&store));
+}
+
+fn open_image(text: &str, options: &inlock_rbd_store::StoreOptions, writing: bool) -> anyhow::Result<RbdStore> {
+    let name = RbdName::parse(text).map_err(|error| {
+        let hint = "write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:id=USER][:conf=FILE]; a file name begins with ./";
+        anyhow::Error::from(error).context(CliError::Refused { message: format!("Device {text} cannot be used"), hint })
+    })?;
+    let opened = RbdStore::open(&name, options, !writing);
+    // Its options may include a key.
+    let store = opened.map_err(|source| CliError::NoImage { name: format!("rbd:{name}"), source })?;
+    if writing && store.geometry().read_only {
+        return Err(CliError::ReadOnly { path: text.into() }.into());
+    }
+    Ok(store)
+}
+
+fn open_export(text: &str, options: &inlock_nbd_store::StoreOptions, writing: bool) -> anyhow::Result<NbdStore> {
     let uri = NbdUri::parse(text).map_err(|error| {
         let hint = match error {
             UriError::SharedKey => "let the server use certificates, and name them: nbds://HOST/?tls-certificates=DIR",
@@ -57,8 +163,7 @@ pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
         };
         anyhow::Error::from(error).context(CliError::Refused { message: format!("Device {text} cannot be used"), hint })
     })?;
-    let options = OPTIONS.get().cloned().unwrap_or_default();
-    let opened = NbdStore::open(&uri, &options, !writing);
+    let opened = NbdStore::open(&uri, options, !writing);
     let store = opened.map_err(|source| CliError::NoExport { uri: text.to_owned(), source })?;
     if writing {
         if store.facts().is_read_only() {
@@ -71,19 +176,17 @@ pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
             ));
         }
     }
-    let store = Arc::new(store);
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.retain(|known| known.strong_count() > 0);
-    opened.push(Arc::downgrade(&store));
-    drop(opened);
     Ok(store)
 }
 
-/// Returns what identifies an export under all spellings of its URI, in the characters of a file name. Two exports
-/// never have the same.
-pub(crate) fn identity(uri: &NbdUri) -> String {
-    let mut name = String::from("n");
-    for byte in uri.canonical().bytes() {
+fn identity(uri: &NbdUri) -> String {
+    file_name('n', &uri.canonical())
+}
+
+/// Returns a text in the characters of a file name, behind a letter. Two texts never give the same.
+fn file_name(kind: char, text: &str) -> String {
+    let mut name = String::from(kind);
+    for byte in text.bytes() {
         match byte {
             b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'.' | b'-' => name.push(char::from(byte)),
             // The underscore too.
@@ -93,36 +196,30 @@ pub(crate) fn identity(uri: &NbdUri) -> String {
     name
 }
 
-/// Whether requests of so many bytes, from this offset on, are made of whole blocks of the server.
-pub(crate) fn fits(store: &NbdStore, unit: u64, offset: Option<u64>) -> bool {
-    let block = u64::from(store.facts().min_block);
-    unit.is_multiple_of(block) && offset.is_some_and(|offset| offset.is_multiple_of(block))
-}
-
 /// A device whose header is read or written.
 #[derive(Debug)]
 pub(crate) enum DeviceHeader {
     File(FileDevice),
-    Remote(Arc<NbdStore>),
+    Remote(Remote),
 }
 
 impl HeaderDevice for DeviceHeader {
     fn len(&self) -> io::Result<u64> {
         match self {
             Self::File(file) => file.len(),
-            Self::Remote(store) => Ok(store.geometry().len),
+            Self::Remote(remote) => Ok(remote.as_store().geometry().len),
         }
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         match self {
             Self::File(file) => file.read_exact_at(buf, offset),
-            Self::Remote(store) => {
+            Self::Remote(remote) => {
                 let end = offset.saturating_add(buf.len() as u64);
-                if end > store.geometry().len {
+                if end > remote.as_store().geometry().len {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                Ok(read_all(&**store, buf, offset)?)
+                Ok(read_all(remote.as_store(), buf, offset)?)
             }
         }
     }
@@ -130,14 +227,14 @@ impl HeaderDevice for DeviceHeader {
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         match self {
             Self::File(file) => file.write_all_at(data, offset),
-            Self::Remote(store) => Ok(write_all(&**store, data, offset)?),
+            Self::Remote(remote) => Ok(write_all(remote.as_store(), data, offset)?),
         }
     }
 
     fn sync(&self) -> io::Result<()> {
         match self {
             Self::File(file) => file.sync(),
-            Self::Remote(store) => Ok(store.sync()?),
+            Self::Remote(remote) => Ok(remote.as_store().sync()?),
         }
     }
 }
@@ -147,7 +244,7 @@ pub(crate) fn no_file() -> io::Error {
     io::Error::from(Errno::OPNOTSUPP)
 }
 
-/// Fails what waits for the exports of this process, and everything later. An export may be behind another store.
+/// Fails what waits for the exports and images of this process, and everything later. One may be behind another store.
 pub(crate) fn abort() {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     opened.iter().filter_map(Weak::upgrade).for_each(|store| store.abort());

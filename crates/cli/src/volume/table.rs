@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use inlock_volume::table::{AnyTable, CryptOptions, IntegrityTable, SealedLine, TableLine, Target};
+use inlock_volume::table::{AnyTable, CryptOptions, IntegrityTable, SealedLine, TableLine, Target, VerityTable};
 use inlock_volume::{DataUnitSize, HeaderPolicy, Segment, Table};
 use zeroize::Zeroizing;
 
@@ -58,9 +58,10 @@ impl TableArg {
         table.context("the table was used before")
     }
 
-    /// Whether it describes a device with integrity protection.
-    pub(crate) fn has_integrity(&self) -> bool {
-        matches!(*self.table.lock().unwrap_or_else(PoisonError::into_inner), Some(AnyTable::Integrity(_)))
+    /// Whether it describes a stack of devices: with integrity protection, or with a hash tree.
+    pub(crate) fn is_stack(&self) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*table, Some(AnyTable::Integrity(_) | AnyTable::Verity(_)))
     }
 
     /// Whether the condition holds for one of its devices.
@@ -136,6 +137,7 @@ pub(crate) fn check_any_policy(table: &AnyTable, policy: &HeaderPolicy) -> anyho
     match table {
         AnyTable::Lines(table) => check_policy(table, policy),
         AnyTable::Integrity(table) => check_integrity_policy(table, policy),
+        AnyTable::Verity(table) => check_verity_policy(table, policy),
     }
 }
 
@@ -146,6 +148,17 @@ pub(super) fn check_integrity_policy(table: &IntegrityTable, policy: &HeaderPoli
         None => policy.check_segments(&[Segment::whole(None, DataUnitSize::SECTOR)]),
     };
     checked.map_err(against_policy("The table".to_owned()))
+}
+
+/// Checks the lines of a device with a hash tree against the policy: of the device on it, or else of those below.
+pub(super) fn check_verity_policy(table: &VerityTable, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    let below = table.below_named(&table.verity.data_device);
+    match table.above.as_ref().or(below) {
+        Some(device) => check_policy(&device.table, policy),
+        None => policy
+            .check_segments(&[Segment::whole(None, DataUnitSize::SECTOR)])
+            .map_err(against_policy("The table".to_owned())),
+    }
 }
 
 /// Checks the lines of a table against the policy. A line without a device needs no cipher.

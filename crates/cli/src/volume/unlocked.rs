@@ -7,18 +7,19 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
-use inlock_verity::VerityStore;
+use inlock_verity::{Fec, FecParameters, Stores, VerityStore};
 use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
+use super::engine::VolumeEngine;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
 use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
-use super::remote;
-use super::verity::VerityOpening;
+use super::verity::{self, VerityOpening};
+use super::verity_table::{Below, Plaintext, Source, VerityStack};
 use super::zones;
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -35,6 +36,7 @@ pub(crate) struct UnlockedVolume {
     locks: Vec<DeviceLock>,
     /// Use direct I/O on the block device.
     direct: bool,
+    engine: Option<VolumeEngine>,
 }
 
 /// Data on the devices.
@@ -48,6 +50,8 @@ pub(super) enum Contents {
     Integrity(IntegrityOpening),
     /// A dm-verity device on the device of its data, and perhaps another one with its tree.
     Verity(VerityOpening),
+    /// A table with a hash tree, whose devices are stacked.
+    VerityTable(Box<VerityStack>),
     /// A LUKS2 volume with integrity protection: a dm-integrity volume whose blocks an AEAD seals.
     Authenticated(AuthenticatedSegment, VolumeKey, IntegrityOpening),
 }
@@ -100,7 +104,7 @@ impl LockedStores {
 
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
-        Self { data, info, contents, locks, direct: false }
+        Self { data, info, contents, locks, direct: false, engine: None }
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
@@ -115,13 +119,20 @@ impl UnlockedVolume {
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
     }
 
+    /// Uses a cipher engine.
+    pub(crate) fn use_engine(&mut self, engine: Option<VolumeEngine>) {
+        self.engine = engine;
+    }
+
     /// Adds the volume key, if there is one, to keyrings of the kernel.
     pub(crate) fn link_key(&self, links: &[KeyLink]) -> anyhow::Result<LinkedKeys> {
         match &self.contents {
             Contents::Volume(_, key) | Contents::Authenticated(_, key, _) => LinkedKeys::link(links, key),
-            Contents::Raw | Contents::Table(..) | Contents::Integrity(_) | Contents::Verity(_) => {
-                Ok(LinkedKeys::default())
-            }
+            Contents::Raw
+            | Contents::Table(..)
+            | Contents::Integrity(_)
+            | Contents::Verity(_)
+            | Contents::VerityTable(_) => Ok(LinkedKeys::default()),
         }
     }
 
@@ -135,8 +146,11 @@ impl UnlockedVolume {
 
     #[inline(never)]
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        let Self { data, info, contents, locks, direct } = self;
+        let Self { data, info, contents, locks, direct, engine } = self;
         let path = &info.device;
+        if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
+            return Err(VolumeEngine::nothing_to_do(path));
+        }
         let mut verity = None;
         let (device, integrity) = match contents {
             Contents::Raw => {
@@ -151,18 +165,14 @@ impl UnlockedVolume {
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
                 let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, None)
             }
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
                 let access = access_to(ciphers, access, path);
-                for (line, store) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
-                    check_blocks(&[line.segment()], &data[*store])?;
-                }
+                check_lines(&table, &of_line, &data)?;
                 let stores = stores(&data, direct, mode, access.read_only)?;
-                let lines = table.lines().iter().zip(of_line);
-                let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), store));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (device_of_lines(&table, &of_line, stores, access, (path, engine))?, None)
             }
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
@@ -173,7 +183,13 @@ impl UnlockedVolume {
             Contents::Verity(opening) => {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
                 verity = Some(Arc::clone(&store));
-                (engine::Device::raw(store, engine::Access { read_only: true, ..access }), None)
+                let access = engine::Access { read_only: true, ..access };
+                (engine::Device::raw(verity::threaded(store)?, access), None)
+            }
+            Contents::VerityTable(stack) => {
+                let store = verify_stack(&stack, &data, mode)?;
+                verity = Some(Arc::clone(&store));
+                (device_of_stack(&stack, store, access, path)?, None)
             }
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
@@ -218,10 +234,10 @@ impl UnlockedVolume {
             }
             Contents::Volume(segments, key) => (segments, key),
             Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
-            Contents::Verity(_) => {
+            Contents::Verity(_) | Contents::VerityTable(_) => {
                 return Err(CliError::refused(
-                    format!("{} is a verity device, which no table of Inlock describes.", self.info.device.display()),
-                    "run `inlock verity dump` for its parameters",
+                    format!("{} is a verity device.", self.info.device.display()),
+                    "run `inlock verity table` for its table",
                 ));
             }
             Contents::Integrity(_) => {
@@ -238,6 +254,68 @@ impl UnlockedVolume {
         table.set_cipher_names(&names);
         Ok(AnyTable::Lines(table))
     }
+}
+
+/// Opens the verified device of a stack on those below it.
+fn verify_stack(stack: &VerityStack, data: &[Device], mode: IoMode) -> anyhow::Result<Arc<VerityStore>> {
+    let access = engine::Access { read_only: true, ..Default::default() };
+    let plaintext = |Below { name, table, devices, of_line }: &Below| -> anyhow::Result<Arc<dyn engine::BackingStore>> {
+        let devices = &data[devices.clone()];
+        check_lines(table, of_line, devices)?;
+        let device =
+            device_of_lines(table, of_line, stores(devices, false, mode, true)?, access, (Path::new(name), None))?;
+        Ok(Arc::new(Plaintext::new(device)))
+    };
+    let below = stack.below.iter().map(plaintext).collect::<anyhow::Result<Vec<_>>>()?;
+    let store = |source: &Source| match source {
+        Source::Device(at) => Ok(self::stores(std::slice::from_ref(&data[*at]), false, mode, true)?.remove(0)),
+        Source::Below(at) => anyhow::Ok(Arc::clone(&below[*at])),
+    };
+    let stores = Stores::new(store(&stack.data)?, store(&stack.hash)?, stack.opening.tree_offset);
+    let paths = [&stack.data, &stack.hash].map(|source| stack.path(source, data));
+    let fec = |(parameters, source): &(FecParameters, Source)| -> anyhow::Result<Fec> {
+        let path = stack.path(source, data);
+        let fec = Fec::new(store(source)?, *parameters, &stack.opening.layout);
+        fec.map_err(|error| verity::cannot_use(&path)(error.into()))
+    };
+    let fec = stack.fec.as_ref().map(fec).transpose()?;
+    stack.opening.connect_stores(&stores, fec, paths)
+}
+
+/// Returns the engine's device of a stack: the lines on the verified device, or this as long as its line says.
+fn device_of_stack(
+    stack: &VerityStack,
+    store: Arc<VerityStore>,
+    access: engine::Access,
+    path: &Path,
+) -> anyhow::Result<engine::Device> {
+    let access = engine::Access { read_only: true, ..access };
+    let stores = vec![verity::threaded(store)?];
+    if let Some(table) = &stack.above {
+        return device_of_lines(table, &vec![0; table.lines().len()], stores, access, (path, None));
+    }
+    let mut segment = whole();
+    segment.sectors = Some(stack.sectors);
+    stacked(&[(segment, Content::Linear, 0)], stores, access, (path, None))
+}
+
+/// Refuses lines whose data units are parts of the blocks of their server.
+fn check_lines(table: &Table, of_line: &[usize], data: &[Device]) -> anyhow::Result<()> {
+    let mut lines = table.lines().iter().zip(of_line).filter(|(line, _)| line.device().is_some());
+    lines.try_for_each(|(line, store)| check_blocks(&[line.segment()], &data[*store]))
+}
+
+/// Returns the engine's device of the lines of a table, each on its store.
+fn device_of_lines(
+    table: &Table,
+    of_line: &[usize],
+    stores: Vec<Arc<dyn engine::BackingStore>>,
+    access: engine::Access,
+    place: (&Path, Option<VolumeEngine>),
+) -> anyhow::Result<engine::Device> {
+    let lines = table.lines().iter().zip(of_line);
+    let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store));
+    stacked(&targets.collect::<Vec<_>>(), stores, access, place)
 }
 
 /// Returns the access to a volume with these ciphers: read-only for a legacy one.
@@ -267,15 +345,15 @@ fn stores(
 
 /// Refuses segments whose data units are parts of the blocks of their server.
 fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
-    let Some(store) = data.export() else { return Ok(()) };
-    let fits = |s: &Segment| remote::fits(store, s.unit.bytes() as u64, s.data_offset.to_bytes());
+    let Some(remote) = data.remote() else { return Ok(()) };
+    let fits = |s: &Segment| remote.is_fitting(s.unit.bytes() as u64, s.data_offset.to_bytes());
     match segments.iter().find(|segment| !fits(segment)) {
         None => Ok(()),
         Some(segment) => Err(CliError::refused(
             format!(
                 "The server of {} takes blocks of {} bytes, and the volume has sectors of {} bytes.",
                 data.path.display(),
-                store.facts().min_block,
+                remote.min_block(),
                 segment.unit.bytes()
             ),
             "create the volume with a larger --sector-size, or let the server take smaller blocks",
@@ -285,12 +363,12 @@ fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
 
 /// Refuses a device without cipher whose server's blocks are longer than its sectors.
 fn check_sectors(data: &Device) -> anyhow::Result<()> {
-    let Some(store) = data.export().filter(|store| !remote::fits(store, 512, Some(0))) else { return Ok(()) };
+    let Some(remote) = data.remote().filter(|remote| !remote.is_fitting(512, Some(0))) else { return Ok(()) };
     Err(CliError::refused(
         format!(
             "The server of {} takes blocks of {} bytes, and the volume has sectors of 512 bytes.",
             data.path.display(),
-            store.facts().min_block
+            remote.min_block()
         ),
         "let the server take smaller blocks",
     ))
@@ -301,13 +379,17 @@ fn stacked(
     targets: &[(Segment, Content<'_>, usize)],
     stores: Vec<Arc<dyn engine::BackingStore>>,
     access: engine::Access,
-    path: &Path,
+    (path, engine): (&Path, Option<VolumeEngine>),
 ) -> anyhow::Result<engine::Device> {
     let targets: Vec<_> = targets
         .iter()
         .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
         .collect();
-    engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))
+    let device = engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))?;
+    match engine {
+        Some(engine) => engine.add_to(device, &targets, path),
+        None => Ok(device),
+    }
 }
 
 /// Returns the engine's content for a table's target.

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_engine::BackingStore;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_verity::{Area, Corruption, Layout, OpenOptions, Parameters, Stores, Superblock, VerityError, VerityStore};
+use inlock_engine::store::threaded::ThreadedStore;
+use inlock_verity::{
+    Area, Corruption, Fec, FecParameters, Layout, OpenOptions, Parameters, Stores, Superblock, VerityError, VerityStore,
+};
 use uuid::Uuid;
 
 use super::device::{Device, OpenMode};
@@ -26,6 +29,16 @@ pub(crate) struct VerityArgs {
     pub root_hash: RootHash,
     pub ignore_corruption: bool,
     pub ignore_zero_blocks: bool,
+    pub fec: Option<FecArgs>,
+}
+
+/// Forward error correction on the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct FecArgs {
+    pub device: PathBuf,
+    pub roots: u32,
+    /// First byte of the parity.
+    pub offset: u64,
 }
 
 /// Parameters on the command line.
@@ -86,27 +99,104 @@ pub(crate) struct VerityDevices {
     pub data: Device,
     /// The hash device, if it is another one.
     pub hash: Option<Device>,
+    /// The device of the parity.
+    pub fec: Option<FecDevice>,
     pub locks: Vec<DeviceLock>,
 }
 
+/// The device of the parity.
+pub(crate) enum FecDevice {
+    /// The hash device.
+    Hash,
+    /// Another one.
+    Own(Box<Device>),
+}
+
 impl VerityDevices {
-    /// Opens the devices. The hash device is opened with `mode`; the data device for reading, unless it is the same.
-    pub(crate) fn open(data: &Path, hash: &Path, mode: OpenMode) -> anyhow::Result<Self> {
-        let lock_mode = if mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
+    /// Opens the devices. Those of the tree and of the parity are opened with `mode`; the data device for reading,
+    /// unless it is the same.
+    pub(crate) fn open(data: &Path, hash: &Path, fec: Option<&FecArgs>, mode: OpenMode) -> anyhow::Result<Self> {
+        let mut devices = Self::open_hashed(data, hash, mode)?;
+        let Some(fec) = fec else { return Ok(devices) };
+        let identity = Device::open(&fec.device, OpenMode::Read)?.identity();
+        devices.fec = Some(if identity == devices.hash().identity() {
+            FecDevice::Hash
+        } else if identity == devices.data.identity() && mode != OpenMode::Read {
+            return Err(CliError::usage("The FEC device names the data device."));
+        } else {
+            let device = Device::open(&fec.device, mode)?;
+            devices.locks.push(lock::whole_device(&device, lock_mode(mode))?);
+            FecDevice::Own(Box::new(device))
+        });
+        Ok(devices)
+    }
+
+    fn open_hashed(data: &Path, hash: &Path, mode: OpenMode) -> anyhow::Result<Self> {
+        let lock_mode = lock_mode(mode);
         let data = Device::open(data, OpenMode::Read)?;
         let hash = Device::open(hash, mode)?;
         if data.identity() == hash.identity() {
             let locks = vec![lock::whole_device(&hash, lock_mode)?];
-            return Ok(Self { data: hash, hash: None, locks });
+            return Ok(Self { data: hash, hash: None, fec: None, locks });
         }
         let locks = vec![lock::whole_device(&data, lock::Mode::Shared)?, lock::whole_device(&hash, lock_mode)?];
-        Ok(Self { data, hash: Some(hash), locks })
+        Ok(Self { data, hash: Some(hash), fec: None, locks })
     }
 
     /// Returns the hash device.
     pub(crate) fn hash(&self) -> &Device {
         self.hash.as_ref().unwrap_or(&self.data)
     }
+
+    /// Returns the device of the parity.
+    pub(crate) fn fec(&self) -> Option<&Device> {
+        match self.fec.as_ref()? {
+            FecDevice::Hash => Some(self.hash()),
+            FecDevice::Own(device) => Some(device.as_ref()),
+        }
+    }
+}
+
+fn lock_mode(mode: OpenMode) -> lock::Mode {
+    if mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive }
+}
+
+impl FecArgs {
+    /// Returns the parameters for a device: the parity covers all of the hash device from the tree on, of `hash_len`
+    /// bytes, or up to the parity if that is on it.
+    pub(crate) fn parameters(
+        &self,
+        layout: &Layout,
+        tree_offset: u64,
+        hash_len: u64,
+        is_on_hash: bool,
+    ) -> anyhow::Result<FecParameters> {
+        let parameters = layout.parameters();
+        if parameters.data_block_len != parameters.hash_block_len {
+            return Err(CliError::usage("Block sizes must match for FEC."));
+        }
+        let block_len = u64::from(parameters.hash_block_len);
+        if !self.offset.is_multiple_of(block_len) {
+            return Err(CliError::usage("Unsupported VERITY FEC offset."));
+        }
+        if is_on_hash && self.offset < tree_offset + layout.tree_len() {
+            return Err(CliError::refused(
+                "FEC area overlaps with hash area.",
+                "set --fec-offset, so that the parity is behind the tree, or use another --fec-device",
+            ));
+        }
+        let end = if is_on_hash { self.offset } else { hash_len };
+        let behind = (end / block_len).saturating_sub(tree_offset / block_len);
+        let blocks = parameters.data_blocks + behind.max(layout.tree_blocks());
+        Ok(FecParameters { roots: self.roots, blocks, offset: self.offset })
+    }
+}
+
+/// Forward error correction of a device.
+#[derive(Clone)]
+pub(crate) struct OpenedFec {
+    pub fec: Fec,
+    pub path: PathBuf,
 }
 
 /// Returns the store of a device.
@@ -123,8 +213,9 @@ pub(crate) struct VerityOpening {
     pub root: Vec<u8>,
     pub uuid: Option<String>,
     pub hash_name: String,
-    ignore_corruption: bool,
-    ignore_zero_blocks: bool,
+    pub ignore_corruption: bool,
+    pub ignore_zero_blocks: bool,
+    pub fec: Option<OpenedFec>,
 }
 
 impl VerityArgs {
@@ -153,7 +244,22 @@ impl VerityArgs {
             return Err(CliError::usage("Invalid root hash string specified."));
         }
         let (ignore_corruption, ignore_zero_blocks) = (self.ignore_corruption, self.ignore_zero_blocks);
-        Ok(VerityOpening { layout, tree_offset, root, uuid, hash_name, ignore_corruption, ignore_zero_blocks })
+        let fec = self.load_fec(devices, &layout, tree_offset)?;
+        Ok(VerityOpening { layout, tree_offset, root, uuid, hash_name, ignore_corruption, ignore_zero_blocks, fec })
+    }
+
+    fn load_fec(
+        &self,
+        devices: &VerityDevices,
+        layout: &Layout,
+        tree_offset: u64,
+    ) -> anyhow::Result<Option<OpenedFec>> {
+        let Some((args, device)) = self.fec.as_ref().zip(devices.fec()) else { return Ok(None) };
+        let is_on_hash = matches!(devices.fec, Some(FecDevice::Hash));
+        let parameters = args.parameters(layout, tree_offset, devices.hash().len, is_on_hash)?;
+        let fec = Fec::new(store(device, IoMode::Sync, true)?, parameters, layout);
+        let fec = fec.map_err(|error| cannot_use(&device.path)(error.into()))?;
+        Ok(Some(OpenedFec { fec, path: device.path.clone() }))
     }
 }
 
@@ -202,20 +308,43 @@ impl VerityOpening {
 
     /// Verifies the root hash, and returns the verified data as a store of the engine.
     pub(crate) fn connect(&self, data: &Device, hash: Option<&Device>, io: IoMode) -> anyhow::Result<Arc<VerityStore>> {
-        let stores = self.stores(data, hash, io)?;
-        let (data_path, hash_path) = (data.path.clone(), hash.map_or(&data.path, |hash| &hash.path).clone());
+        let hash_path = hash.map_or(&data.path, |hash| &hash.path).clone();
+        let fec = self.fec.clone().map(|opened| opened.fec);
+        self.connect_stores(&self.stores(data, hash, io)?, fec, [data.path.clone(), hash_path])
+    }
+
+    /// As [`Self::connect`], on these stores, which have these names in messages.
+    pub(super) fn connect_stores(
+        &self,
+        stores: &Stores,
+        fec: Option<Fec>,
+        [data_path, hash_path]: [PathBuf; 2],
+    ) -> anyhow::Result<Arc<VerityStore>> {
+        let named = hash_path.clone();
         let options = OpenOptions {
             ignore_corruption: self.ignore_corruption,
             ignore_zero_blocks: self.ignore_zero_blocks,
+            fec,
             on_corruption: Some(Box::new(move |corruption| {
                 let path = if corruption.area == Area::Data { &data_path } else { &hash_path };
                 warn(format_args!("{}: {corruption}", path.display()));
             })),
             ..OpenOptions::default()
         };
-        let store = VerityStore::open(&stores, &self.layout, &self.root, options);
-        Ok(Arc::new(store.map_err(cannot_use(hash.map_or(&data.path, |hash| &hash.path)))?))
+        let store = VerityStore::open(stores, &self.layout, &self.root, options);
+        Ok(Arc::new(store.map_err(cannot_use(&named))?))
     }
+}
+
+/// Least number of threads that read and hash, unless both devices are in memory: each waits for a device.
+const MIN_THREADS: usize = 8;
+
+/// Returns the store of a device with threads for its calls: they hash while the worker receives and sends.
+pub(super) fn threaded(store: Arc<VerityStore>) -> anyhow::Result<Arc<dyn BackingStore>> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    // One more than there are CPUs, so that an operation is there when a thread has ended one.
+    let threads = if store.profile().in_memory { cpus + 1 } else { (cpus + 1).max(MIN_THREADS) };
+    Ok(Arc::new(ThreadedStore::start(store, threads).context("cannot start a thread")?))
 }
 
 /// Returns the error of a device.

@@ -101,6 +101,25 @@ impl Pending {
         self.end(result);
     }
 
+    /// Fails the operation with `EIO` while something outside of the program may still use its memory, and returns that
+    /// memory, which the store keeps until then. The engine gets other memory of the same length back.
+    pub fn fail_and_keep_memory(mut self) -> Option<Buffer> {
+        let kept = match self.operation_mut() {
+            AsyncOperation::Read { buffer, .. } => {
+                let other = Buffer::new(buffer.capacity());
+                Some(std::mem::replace(buffer, other))
+            }
+            AsyncOperation::Write { data, .. } => {
+                // Never written: the operation has failed.
+                let other = Ciphertext::encrypted(Buffer::new(data.bytes().len()));
+                Some(std::mem::replace(data, other).into_buffer())
+            }
+            AsyncOperation::Sync | AsyncOperation::Discard { .. } => None,
+        };
+        self.end(Err(Errno::IO));
+        kept
+    }
+
     fn end(&mut self, result: Result<usize, Errno>) {
         if let Some(operation) = self.operation.take() {
             let asked = operation.transfer_len();

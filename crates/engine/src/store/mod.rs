@@ -47,7 +47,8 @@ impl Geometry {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreProfile {
-    /// Whether reads and writes are copies that never wait for a device, as on tmpfs.
+    /// Whether reads and writes are copies that never wait for a device, as on tmpfs. Short ones are calls of the
+    /// worker, also of an asynchronous store.
     pub in_memory: bool,
     /// Whether the descriptor is that of a block device.
     pub is_block_device: bool,

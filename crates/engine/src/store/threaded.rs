@@ -30,6 +30,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Pending>,
+    /// Threads that wait for operations, and were not woken.
+    idle: usize,
     /// No operation is carried out any longer.
     is_closed: bool,
     /// The threads end.
@@ -93,7 +95,10 @@ impl Shared {
                     self.carry_out(pending);
                     queue = self.queue();
                 }
-                None => queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    queue.idle += 1;
+                    queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
     }
@@ -121,8 +126,13 @@ impl AsyncStore for ThreadedStore {
             return pending.complete(Err(Errno::IO));
         }
         queue.waiting.push_back(pending);
+        // Waking costs a system call; a busy thread takes the operation later.
+        let is_idle = queue.idle > 0;
+        queue.idle = queue.idle.saturating_sub(1);
         drop(queue);
-        self.shared.filled.notify_one();
+        if is_idle {
+            self.shared.filled.notify_one();
+        }
     }
 
     fn abort(&self) {

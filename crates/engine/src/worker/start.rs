@@ -182,18 +182,18 @@ impl<F: Frontend> Worker<F> {
     fn facts(&self, operation: Operation, range: &MappedRange, in_zone: bool) -> Facts {
         let profile = self.volume.device.stores()[range.store as usize].profile();
         let pool = self.helpers.crypt.as_ref().zip(self.volume.crypt.as_deref());
+        let access = self.volume.access[range.store as usize];
         Facts {
-            inline_max_len: match self.volume.access[range.store as usize] {
+            inline_max_len: match access {
                 StoreAccess::Inline => None,
-                StoreAccess::Ring(_) => Some(path::inline_max_len(&profile)),
-                // Every call would block the worker.
-                StoreAccess::Async => Some(0),
+                // Other calls would block the worker.
+                StoreAccess::Ring(_) | StoreAccess::Async => Some(path::inline_max_len(&profile)),
             },
-            copy_min_len: self
-                .helpers
-                .copy
-                .as_ref()
-                .and_then(|_| self.helpers.copy_min_len.or(path::copy_min_len(&profile))),
+            copy_min_len: match (access, &self.helpers.copy) {
+                // It has threads of its own.
+                (StoreAccess::Async, _) | (_, None) => None,
+                (_, Some(_)) => self.helpers.copy_min_len.or(path::copy_min_len(&profile)),
+            },
             has_native_fua: profile.has_native_fua,
             in_zone,
             pool_wanted: pool.is_some_and(|(pool, crypt)| pool.is_for(operation, crypt, range))

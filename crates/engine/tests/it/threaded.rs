@@ -9,9 +9,9 @@ use inlock_engine::store::asynchronous::{self, AsyncStore};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::threaded::ThreadedStore;
-use inlock_engine::store::{BackingStore, Geometry};
-use std::sync::Arc;
+use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Memory whose calls take long, and panic where `panics` says so.
@@ -108,4 +108,60 @@ fn aborted_threaded_store_refuses_what_comes() {
     assert_eq!(asynchronous::sync(&store), Err(Errno::IO));
     assert_eq!(asynchronous::write_at(&store, &[2; 512], 0, false), Err(Errno::IO));
     assert_eq!(memory.memory.contents()[..512], [1; 512]);
+}
+
+/// Memory that says so, and keeps the length of each read with the first letters of its thread's name.
+struct Watched {
+    memory: MemoryStore,
+    in_memory: bool,
+    reads: Mutex<Vec<(usize, String)>>,
+}
+
+impl BackingStore for Watched {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.in_memory = self.in_memory;
+        profile
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let thread = std::thread::current().name().unwrap_or_default().chars().take(8).collect();
+        self.reads.lock().unwrap().push((data.len(), thread));
+        self.memory.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.memory.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.memory.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.memory.discard(offset, len)
+    }
+}
+
+/// Waking a thread costs more than a short copy; long ones are made by the store's threads, not by the copy thread.
+#[test]
+fn threads_read_what_is_long_or_not_in_memory() {
+    for in_memory in [false, true] {
+        let memory = MemoryStore::new(image_of(&vec![7; 2 * LEN], 4096));
+        let watched = Arc::new(Watched { memory, in_memory, reads: Mutex::default() });
+        let store = Arc::new(ThreadedStore::start(Arc::clone(&watched) as _, 2).unwrap());
+        let read = |kib: u64| Ask::Read { offset: 0, len: kib << 10 };
+        let script = [4, 32, 36, 64, 128, 256].map(read).into();
+        let answers = scripted::run(&device(store as _, 4096), IoMode::Auto, 1, script);
+        assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 7))));
+        let reads = watched.reads.lock().unwrap();
+        assert_eq!(reads.len(), 6);
+        for (len, thread) in &*reads {
+            assert_eq!(thread == "inlock-s", !in_memory || *len > 32 << 10, "{len} bytes by {thread}: {in_memory}");
+        }
+    }
 }

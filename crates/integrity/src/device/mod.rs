@@ -21,6 +21,7 @@ use self::core::Core;
 use crate::digest::Digest;
 use crate::format::clear_journal;
 use crate::layout::Layout;
+use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions};
 use crate::scratch::{Scratch, ScratchPool, bytes_of};
 use crate::superblock::{Flags, Superblock};
@@ -41,6 +42,8 @@ pub struct IntegrityDevice {
     core: Core,
     options: OpenOptions,
     tagger: Option<Tagger>,
+    /// Marks among the tags that are computed here, if these have a key.
+    marks: Option<Marks>,
     journal: Option<Journal>,
     /// The journal of a volume that is open read-only.
     stored_journal: Option<StoredJournal>,
@@ -204,8 +207,15 @@ impl IntegrityDevice {
             let block = first + n as u64;
             let sector = block * self.core.layout.sectors_per_block();
             let is_from_memory = journaled[n] && self.journal.is_some();
-            if !is_from_memory && !tagger.is_valid(sector, data, tag) && !self.is_unverified(block) {
-                data.fill(0);
+            if is_from_memory || tagger.is_valid(sector, data, tag) {
+                continue;
+            }
+            let was_written = !self.is_mark(sector, tag);
+            if was_written && self.is_unverified(block) {
+                continue;
+            }
+            data.fill(0);
+            if was_written {
                 mismatches.push(sector);
             }
         }
@@ -239,6 +249,11 @@ impl IntegrityDevice {
         }
         let _locks = self.core.stripes.write(first, count);
         self.core.write(first, data, tags)
+    }
+
+    /// Whether a tag that is computed here says that the block was never written.
+    fn is_mark(&self, sector: u64, tag: &[u8]) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.is_mark(sector, tag))
     }
 
     /// Computes the tags of blocks, in `memory`.

@@ -10,6 +10,7 @@ use super::{IntegrityDevice, Tagger};
 use crate::error::IntegrityError;
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
+use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions, load};
 use crate::scratch::{MAX_LEN, ScratchPool};
 use crate::stores::Stores;
@@ -28,11 +29,14 @@ impl IntegrityDevice {
     pub fn open(stores: Stores, options: OpenOptions) -> Result<Self, IntegrityError> {
         let (superblock, layout) = load(&stores, &options)?;
         let tag_size = usize::from(superblock.tag_size);
-        let tagger = options.internal_hash.clone().map(|hash| Tagger::new(hash, superblock.hash_salt(), tag_size));
+        let salt = superblock.hash_salt();
+        let tagger = options.internal_hash.clone().map(|hash| Tagger::new(hash, salt, tag_size));
+        let marks = options.internal_hash.clone().and_then(|hash| Marks::of_hash(hash, salt, tag_size).ok());
         let device = Self {
             core: Core::new(stores, layout),
             options,
             tagger,
+            marks,
             journal: None,
             stored_journal: None,
             bitmap: None,

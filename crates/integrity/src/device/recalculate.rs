@@ -49,7 +49,9 @@ impl IntegrityDevice {
             let fresh = self.tags_of(tagger, first, &data, &mut scratch.tags);
             let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
             for (n, (tag, fresh)) in pairs.enumerate() {
-                if self.is_unverified(first + n as u64) {
+                let block = first + n as u64;
+                let is_mark = self.is_mark(block * layout.sectors_per_block(), tag);
+                if self.is_unverified(block) && !is_mark {
                     tag.copy_from_slice(fresh);
                 }
             }

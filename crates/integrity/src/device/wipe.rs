@@ -1,12 +1,15 @@
 //! Wiping: the first tags of a new volume.
 
 use super::IntegrityDevice;
+use crate::marks::Marks;
 use crate::options::Mode;
 use inlock_engine::Errno;
 use std::ops::ControlFlow;
 
-/// Bytes that a thread writes at a time.
+/// Bytes of data that a thread writes at a time.
 const CHUNK: u64 = 1 << 20;
+/// Bytes of data whose tags alone a thread writes at a time.
+const MARKED_CHUNK: u64 = 32 << 20;
 
 impl IntegrityDevice {
     /// Writes data and tags of all blocks from sector `from`, with `threads` threads, and returns the sector that
@@ -25,6 +28,58 @@ impl IntegrityDevice {
         from: u64,
         threads: usize,
         fill: impl Fn(u64, &mut [u8], &mut [u8]) -> Result<(), Errno> + Sync,
+        progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<u64, Errno> {
+        let layout = &self.core.layout;
+        let wipe = |sector: u64, blocks: u64| {
+            let mut data = vec![0; blocks as usize * layout.block_len()];
+            let tags = if self.tagger.is_some() { 0 } else { blocks as usize * layout.journal.tag_size };
+            let mut tags = vec![0; tags];
+            fill(sector, &mut data, &mut tags)?;
+            self.write(sector, &data, &tags)
+        };
+        self.in_chunks(from, threads, CHUNK, wipe, progress)
+    }
+
+    /// Marks all blocks from sector `from` as never written: they read as zeroes until they are written. Only tags are
+    /// written. `marks` are those of the AEAD; a device with an internal hash has its own. The rest is as for
+    /// [`IntegrityDevice::wipe`].
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::wipe`]; `EINVAL` also if there are no marks, or if they have another length than the tags.
+    pub fn mark_never_written(
+        &self,
+        from: u64,
+        threads: usize,
+        marks: Option<&Marks>,
+        progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<u64, Errno> {
+        let mark = |sector: u64, blocks: u64| self.mark_blocks(sector, blocks, marks);
+        self.in_chunks(from, threads, MARKED_CHUNK, mark, progress)
+    }
+
+    /// Marks some blocks.
+    pub(crate) fn mark_blocks(&self, sector: u64, blocks: u64, marks: Option<&Marks>) -> Result<(), Errno> {
+        let layout = &self.core.layout;
+        let own = if self.tagger.is_some() { self.marks.as_ref() } else { marks };
+        let marks = own.filter(|marks| marks.tag_size() == layout.journal.tag_size).ok_or(Errno::INVAL)?;
+        let mut tags = vec![0; blocks as usize * layout.journal.tag_size];
+        for (n, tag) in tags.chunks_exact_mut(layout.journal.tag_size).enumerate() {
+            marks.mark(sector + n as u64 * layout.sectors_per_block(), tag);
+        }
+        let first = sector / layout.sectors_per_block();
+        let _locks = self.core.stripes.write(first, blocks);
+        self.core.write_tags(first, &tags)
+    }
+
+    /// Calls `write` with first sector and number of the blocks of each chunk of at most `chunk` bytes, and syncs.
+    fn in_chunks(
+        &self,
+        from: u64,
+        threads: usize,
+        chunk: u64,
+        write: impl Fn(u64, u64) -> Result<(), Errno> + Sync,
         mut progress: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<u64, Errno> {
         self.check_writable()?;
@@ -33,20 +88,13 @@ impl IntegrityDevice {
             return Err(Errno::INVAL);
         }
         let (mut block, blocks) = (from / layout.sectors_per_block(), layout.blocks());
-        let chunk = CHUNK / layout.block_len() as u64;
-        let wipe = &|first: u64| {
-            let count = chunk.min(blocks - first) as usize;
-            let mut data = vec![0; count * layout.block_len()];
-            let mut tags = vec![0; if self.tagger.is_some() { 0 } else { count * layout.journal.tag_size }];
-            let sector = first * layout.sectors_per_block();
-            fill(sector, &mut data, &mut tags)?;
-            self.write(sector, &data, &tags)
-        };
+        let chunk = chunk / layout.block_len() as u64;
+        let write = &|first: u64, end: u64| write(first * layout.sectors_per_block(), chunk.min(end - first));
         while block < blocks {
             let end = (block + chunk * threads.max(1) as u64).min(blocks);
             std::thread::scope(|scope| {
                 let starts = (block..end).step_by(chunk as usize);
-                let running: Vec<_> = starts.map(|first| scope.spawn(move || wipe(first))).collect();
+                let running: Vec<_> = starts.map(|first| scope.spawn(move || write(first, end))).collect();
                 // A thread that panicked has not written its chunk.
                 running.into_iter().try_for_each(|thread| thread.join().unwrap_or(Err(Errno::IO)))
             })?;

@@ -10,6 +10,7 @@ mod faults;
 mod format;
 mod freshness;
 mod journals;
+mod marks;
 mod metrics;
 mod resize;
 mod sealed;

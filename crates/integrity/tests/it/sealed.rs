@@ -4,14 +4,19 @@ use crate::support::{Numbers, formatted, memory};
 use inlock_cipher::{Aead, AeadIv, AeadSpec, DataUnitSize, IvNumbering, Sector, known_aead_specs};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno};
-use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, Mode, OpenOptions, Stores};
+use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, Mode, OpenOptions, Sealing, Stores};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-fn aead(spec: &AeadSpec, unit: u32, seed: u8) -> Aead {
+fn aead(spec: &AeadSpec, unit: u32, seed: u8) -> Sealing {
+    with_tags_of(spec.metadata_len(), spec, unit, seed)
+}
+
+fn with_tags_of(tag_size: usize, spec: &AeadSpec, unit: u32, seed: u8) -> Sealing {
     let len = *spec.key_lens().last().unwrap();
     let key: Vec<u8> = (0..len).map(|at| seed ^ (at as u8).wrapping_mul(29)).collect();
-    Aead::new(spec, &key, DataUnitSize::new(unit).unwrap(), IvNumbering::Sectors, Sector(0)).unwrap()
+    let aead = Aead::new(spec, &key, DataUnitSize::new(unit).unwrap(), IvNumbering::Sectors, Sector(0)).unwrap();
+    Sealing::new(aead, &key, tag_size).unwrap()
 }
 
 fn gcm() -> AeadSpec {
@@ -29,7 +34,7 @@ fn image(spec: &AeadSpec, unit: u32, len: usize) -> Arc<MemoryStore> {
     memory(formatted(&options, len, None).0)
 }
 
-fn open(image: &Arc<MemoryStore>, mode: Mode, aead: Aead) -> IntegrityStore {
+fn open(image: &Arc<MemoryStore>, mode: Mode, aead: Sealing) -> IntegrityStore {
     let device = IntegrityDevice::open(Stores::interleaved(image.clone()), OpenOptions::new(mode)).unwrap();
     IntegrityStore::sealed(Arc::new(device), aead).unwrap()
 }
@@ -207,15 +212,19 @@ fn interrupted_wipe_is_continued_and_keeps_what_can_be_read() {
     let at = store.device().layout().data_position(20).0;
     image.write_at(&[image.contents()[at as usize] ^ 1], at).unwrap();
     let mut seen = Vec::new();
-    let first = store.fill_unreadable(2, |sector| {
+    let first = store.fill_unreadable(Fill::Zeroes, 2, |sector| {
         seen.push(sector);
         ControlFlow::Break(())
     });
     assert_eq!(first.unwrap().blocks, (2 * (1 << 20) / UNIT - 5) as u64);
     assert_eq!((first.unwrap().reached, seen), (5 * 2048, vec![5 * 2048]));
-    let second = store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap();
+    let second = store.fill_unreadable(Fill::Zeroes, 2, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((second.reached, second.blocks), (len as u64 / 512, ((len - 5 * (1 << 20)) / UNIT - 3) as u64));
-    assert_eq!(store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap().blocks, 0, "nothing is left");
+    assert_eq!(
+        store.fill_unreadable(Fill::Zeroes, 2, |_| ControlFlow::Continue(())).unwrap().blocks,
+        0,
+        "nothing is left"
+    );
     let mut model = vec![0; len];
     model[used..used + 3 * UNIT].fill(9);
     assert_eq!(unreadable(&store, &model, UNIT), [bad / UNIT]);
@@ -231,7 +240,7 @@ fn wipe_is_continued_wherever_it_stopped() {
     for stopped in (0..=len).step_by(1 << 20).chain([UNIT, len - UNIT, len]) {
         let store = open(&memory(empty.clone()), Mode::Direct, aead(&spec, UNIT as u32, 1));
         write_all(&store, &vec![0; stopped], 0);
-        let filled = store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap();
+        let filled = store.fill_unreadable(Fill::Zeroes, 2, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(filled.blocks as usize, (len - stopped) / UNIT, "stopped at {stopped}");
         assert!(unreadable(&store, &vec![0; len], UNIT).is_empty(), "stopped at {stopped}");
     }
@@ -262,5 +271,7 @@ fn cipher_that_does_not_fit_the_device_is_refused() {
     assert!(IntegrityStore::new(device()).is_err(), "the tags are not internal");
     // The bytes of a tag that the tuple does not use are zero.
     assert!(refused(aead(&AeadSpec::from_luks2("aegis128-random", "aead").unwrap(), 512, 1)).is_some());
-    assert!(refused(aead(&AeadSpec::from_luks2("aes-ccm-random", "aead").unwrap(), 512, 1)).is_none());
+    let shorter = AeadSpec::from_luks2("aes-ccm-random", "aead").unwrap();
+    assert!(refused(aead(&shorter, 512, 1)).is_some());
+    assert!(refused(with_tags_of(spec.metadata_len(), &shorter, 512, 1)).is_none());
 }

@@ -2,7 +2,7 @@
 
 use crate::fake::quick;
 use crate::real::{Process, compare, nbdkit};
-use inlock_engine::BackingStore;
+use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError, StoreOptions};
 use inlock_tests::certificates::Authority;
 use inlock_tests::report::count;
@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn uri(socket: &Path, dir: &Path, more: &str) -> NbdUri {
@@ -92,7 +93,14 @@ fn certificate_that_is_not_trusted_is_refused() {
     authority.revoke(17);
     fails(&uri(&socket, certs, ""), "Revoked");
     fs::remove_file(certs.join("ca-crl.pem")).unwrap();
+    // A list that cannot be read is not an absent one.
+    std::os::unix::fs::symlink("nowhere", certs.join("ca-crl.pem")).unwrap();
+    fails(&uri(&socket, certs, ""), "ca-crl.pem");
+    fs::remove_file(certs.join("ca-crl.pem")).unwrap();
     works(&uri(&socket, certs, ""));
+    std::os::unix::fs::symlink("nowhere", certs.join("client-key.pem")).unwrap();
+    fails(&uri(&socket, certs, ""), "client-key.pem");
+    fs::remove_file(certs.join("client-key.pem")).unwrap();
     drop(server);
 
     // A server that checks its clients.
@@ -158,4 +166,57 @@ fn server_that_does_no_tls_gets_nothing_and_is_refused() {
         });
     }
     count("nbd_store_tls_impostors", cases.len() as u64);
+}
+
+/// Passes on what comes from one side until the other has gone. Once `is_cut`, sends garbage instead, and keeps both
+/// connections.
+fn relay(mut from: UnixStream, mut to: UnixStream, is_cut: &AtomicBool) {
+    let mut data = [0; 1 << 16];
+    while let Ok(len @ 1..) = from.read(&mut data) {
+        if is_cut.load(Ordering::SeqCst) {
+            let _ = to.write_all(&[0xff; 8192]);
+            while from.read(&mut data).is_ok_and(|len| len > 0) {}
+        } else if to.write_all(&data[..len]).is_err() {
+            return;
+        }
+    }
+}
+
+/// The server has the write, and a relay puts garbage in the place of its reply. The server may carry it out at any
+/// time, so it must not be made again over another connection and acknowledged.
+#[test]
+fn write_whose_connection_gets_garbage_is_not_acknowledged_early() {
+    static IS_CUT: AtomicBool = AtomicBool::new(false);
+    static NONE: AtomicBool = AtomicBool::new(false);
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::with_server(&dir.path().join("certificates"), "server");
+    let certs = authority.dir();
+    let (behind, before) = (dir.path().join("server"), dir.path().join("between"));
+    let _server = require(&behind, certs, &[]);
+    let listener = UnixListener::bind(&before).unwrap();
+    std::thread::spawn(move || {
+        let mut connections = Vec::new();
+        while let Ok((client, _)) = listener.accept() {
+            let server = UnixStream::connect(&behind).unwrap();
+            let is_cut: &'static AtomicBool = if connections.is_empty() { &IS_CUT } else { &NONE };
+            let sides = [&client, &server].map(|side| (side.try_clone().unwrap(), side.try_clone().unwrap()));
+            let [(from_client, to_client), (from_server, to_server)] = sides;
+            std::thread::spawn(move || relay(from_client, to_server, &NONE));
+            std::thread::spawn(move || relay(from_server, to_client, is_cut));
+            // The server does not learn that the client has ended its side.
+            connections.push((client, server));
+        }
+    });
+    let mut options = quick();
+    options.connections = 1;
+    let store = NbdStore::open(&uri(&before, certs, ""), &options, false).unwrap();
+    assert_eq!(store.write_at(&[1; 4096], 0), Ok(4096));
+    store.sync().unwrap();
+    IS_CUT.store(true, Ordering::SeqCst);
+    assert_eq!(store.write_at(&[2; 4096], 0), Err(Errno::IO), "the reply was lost");
+    assert_eq!(store.sync(), Err(Errno::IO));
+    let mut data = [0; 4096];
+    assert_eq!(store.read_at(&mut data, 0), Ok(4096), "over another connection");
+    assert!(data == [2; 4096], "the server carried it out");
+    assert_eq!(store.sync(), Err(Errno::IO), "for ever");
 }

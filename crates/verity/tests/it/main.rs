@@ -5,6 +5,7 @@
 
 mod breakages;
 mod faults;
+mod fec;
 mod fsverity;
 mod oracle;
 mod store;

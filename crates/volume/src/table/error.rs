@@ -157,6 +157,67 @@ pub enum TableFault {
     /// IVs that count data units, with tags.
     #[error("expected no iv_large_sectors with integrity")]
     SealedLargeIv,
+    /// More than one device with a hash tree.
+    #[error("expected one line of the target verity")]
+    SecondVerity,
+    /// A device before that of `verity` which it does not name.
+    #[error("expected NAME: before the line, of a device that the line of verity names as /dev/mapper/NAME")]
+    NotNamed,
+    /// A second device behind that of `verity`.
+    #[error("expected one device on that of verity")]
+    SecondAbove,
+    /// A device behind that of `verity` is on another one.
+    #[error("expected /dev/mapper/NAME, with the name of the verity device")]
+    NotOnVerity,
+    /// Not a version of hash trees.
+    #[error("expected 0 or 1, the version of the hash tree")]
+    VerityVersion,
+    /// Not the length of a block of a hash tree.
+    #[error("expected the bytes of a block, a power of two from 512 to 524288")]
+    VerityBlockSize,
+    /// The data do not reach to the end of the line.
+    #[error("expected a number of data blocks that reaches the length of the line, and stays below 2^63 bytes")]
+    VerityBlocks,
+    /// The tree begins too late.
+    #[error("expected the first block of the tree, below 2^63 bytes")]
+    VerityHashStart,
+    /// Not a hash.
+    #[error("expected a supported hash, in the kernel's spelling, such as sha256")]
+    VerityHash,
+    /// A block has no room for two digests.
+    #[error("expected the bytes of a block with room for two digests")]
+    VerityHashBlock,
+    /// Not a digest of the hash.
+    #[error("expected the root hash, {digits} hexadecimal digits")]
+    VerityRoot {
+        /// Length of a digest.
+        digits: usize,
+    },
+    /// Not a salt.
+    #[error("expected a salt of at most 256 bytes in hexadecimal, or - for none")]
+    VeritySalt,
+    /// The number of words of options of `verity` is not a number, or too large.
+    #[error("expected the number of words that follow, 0 to 15")]
+    VerityOptionCount,
+    /// An option that dm-verity does not have.
+    #[error(
+        "expected one of ignore_corruption restart_on_corruption panic_on_corruption restart_on_error panic_on_error \
+         ignore_zero_blocks check_at_most_once try_verify_in_tasklet use_fec_from_device fec_roots fec_blocks \
+         fec_start root_hash_sig_key_desc"
+    )]
+    UnknownVerityOption,
+    /// Several options that exclude each other.
+    #[error("expected at most one option about corruption, and one about errors")]
+    VerityConflict,
+    /// Not a number of bytes of parity.
+    #[error("expected 2 to 24, the bytes of parity in a code word")]
+    FecRoots,
+    /// Not a number.
+    #[error("expected a whole number of blocks")]
+    FecNumber,
+    /// Some options of error correction are missing.
+    #[error("expected use_fec_from_device, fec_roots and fec_blocks together")]
+    FecIncomplete,
     /// Not the size of a data unit.
     #[error("expected sector_size:BYTES, a power of two from 512 to 65536")]
     SectorSize,

@@ -11,8 +11,8 @@
 use super::crypt::parse_key_digits;
 use super::error::{TableError, TableFault};
 use super::options::{Arguments, CryptOptions};
-use super::words::{Words, number};
-use super::{MAX_LEN, MAX_SECTORS, ShowKeys, Table, write_key, write_word};
+use super::words::{MAPPER, Words, number, parse_range, split_name};
+use super::{ShowKeys, write_key, write_word};
 use crate::authenticated::AuthenticatedSegment;
 use inlock_cipher::{AeadSpec, DataUnitSize, Sector, VolumeKey};
 use std::fmt::{self, Write};
@@ -20,71 +20,6 @@ use zeroize::Zeroizing;
 
 /// Maximum number of optional arguments of `integrity` in the kernel.
 const MAX_OPTIONS: u64 = 18;
-/// Where the devices of device-mapper are.
-const MAPPER: &str = "/dev/mapper/";
-
-/// A table of either form.
-#[derive(Debug)]
-pub enum AnyTable {
-    /// Lines of one device.
-    Lines(Table),
-    /// A device with integrity protection.
-    Integrity(Box<IntegrityTable>),
-}
-
-impl AnyTable {
-    /// Parses a table, with integrity protection if it has a line of the target `integrity`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Table::parse`].
-    pub fn parse(text: &str) -> Result<Self, TableError> {
-        if text.len() <= MAX_LEN && text.lines().any(is_integrity) {
-            return Ok(Self::Integrity(Box::new(IntegrityTable::parse(text)?)));
-        }
-        Table::parse(text).map(Self::Lines)
-    }
-
-    /// Returns the underlying devices, each once.
-    pub fn devices(&self) -> Vec<&str> {
-        match self {
-            Self::Lines(table) => table.devices(),
-            Self::Integrity(table) => table.devices(),
-        }
-    }
-
-    /// Whether a line has a key.
-    pub fn has_key(&self) -> bool {
-        match self {
-            Self::Lines(table) => table.has_key(),
-            Self::Integrity(table) => table.has_key(),
-        }
-    }
-
-    /// Returns the text, as [`Table::to_text`].
-    pub fn to_text(&self, keys: ShowKeys) -> Zeroizing<String> {
-        match self {
-            Self::Lines(table) => table.to_text(keys),
-            Self::Integrity(table) => table.to_text(keys),
-        }
-    }
-}
-
-fn is_integrity(line: &str) -> bool {
-    let line = split_name(line).1;
-    !line.trim_start().starts_with('#') && line.split_ascii_whitespace().nth(2) == Some("integrity")
-}
-
-/// Splits `NAME: LINE`.
-fn split_name(line: &str) -> (Option<&str>, &str) {
-    let trimmed = line.trim_ascii_start();
-    match trimmed.split_once([' ', '\t']) {
-        Some((first, rest)) if first.len() > 1 && first.ends_with(':') && !first.starts_with('#') => {
-            (Some(&first[..first.len() - 1]), rest)
-        }
-        _ => (None, line),
-    }
-}
 
 /// A device of the target `integrity`, and the device of the target `crypt` that seals its blocks.
 #[derive(Debug)]
@@ -268,7 +203,7 @@ impl IntegrityTable {
         self
     }
 
-    fn parse(text: &str) -> Result<Self, TableError> {
+    pub(super) fn parse(text: &str) -> Result<Self, TableError> {
         let mut found: Option<Self> = None;
         for (at, line) in text.lines().enumerate() {
             let (name, rest) = split_name(line);
@@ -351,18 +286,6 @@ impl IntegrityTable {
             f.push('\n');
         }
         Ok(())
-    }
-}
-
-/// Consumes start and length of the only line of a device, and returns the length.
-fn parse_range(words: &mut Words) -> Result<u64, TableError> {
-    if words.number("start")? != 0 {
-        return Err(words.fault(TableFault::Gap { expected: 0 }));
-    }
-    match words.number("length")? {
-        0 => Err(words.fault(TableFault::ZeroLength)),
-        sectors if sectors > MAX_SECTORS => Err(words.fault(TableFault::PastEnd)),
-        sectors => Ok(sectors),
     }
 }
 
@@ -506,7 +429,8 @@ impl IntegrityArguments {
         for (name, algorithm) in self.algorithms() {
             if let Some(KeyedName { name: algorithm, key }) = algorithm {
                 add(&mut |f| {
-                    write!(f, "{name}:{algorithm}")?;
+                    write!(f, "{name}:")?;
+                    write_word(f, algorithm)?;
                     let Some(key) = key else { return Ok(()) };
                     f.push(':');
                     write_key(f, key, keys)

@@ -4,22 +4,25 @@
 //! A table describes an unlocked volume in one or several lines of text: a program that has it needs no header. Lines
 //! of the targets `crypt`, `linear`, `zero` and `error` follow each other without gaps. The parser refuses what the
 //! kernel refuses, with the wrong word and the expected text; docs/formats/table.md lists the differences. Keys are in
-//! locked memory, and printed only on request. [`IntegrityTable`] describes a device with integrity protection.
+//! locked memory, and printed only on request. [`IntegrityTable`] describes a device with integrity protection,
+//! [`VerityTable`] one with a hash tree.
 
+mod any;
 mod crypt;
 mod error;
 mod integrity;
 mod options;
 mod print;
+mod verity;
 mod words;
 
+pub use any::AnyTable;
 pub use crypt::{CryptLine, KernelRefusal};
 pub use error::{TableError, TableFault};
-pub use integrity::{
-    AnyTable, Counts, IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName, SealedLine,
-};
+pub use integrity::{Counts, IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName, SealedLine};
 pub use options::CryptOptions;
 pub use print::ShowKeys;
+pub use verity::{FecArguments, NamedTable, OnFault, VerityArguments, VerityLine, VerityTable};
 
 use crate::unlock::ActivationFlags;
 use inlock_cipher::{DataUnitSize, Sector, Segment, TargetType, VolumeKey};
@@ -93,10 +96,15 @@ impl Table {
         if text.len() > MAX_LEN {
             return Err(TableError::of_table(TableFault::TooLong));
         }
+        Self::parse_lines((1..).zip(text.lines()))
+    }
+
+    /// Parses lines with their numbers.
+    fn parse_lines<'a>(text: impl Iterator<Item = (usize, &'a str)>) -> Result<Self, TableError> {
         let mut lines: Vec<TableLine> = Vec::new();
         let (mut next, mut keys) = (0, 0);
-        for (number, line) in text.lines().enumerate() {
-            let mut words = Words::new(number + 1, line);
+        for (number, line) in text {
+            let mut words = Words::new(number, line);
             if words.is_empty() {
                 continue;
             }

@@ -19,14 +19,18 @@ impl Table {
     /// Returns the lines as `dmsetup table` prints them and `dmsetup create` accepts them. Wiped when dropped.
     pub fn to_text(&self, keys: ShowKeys) -> Zeroizing<String> {
         // Long enough from the start: growing would leave a copy of a key behind.
-        let room = self.lines.iter().map(|line| 512 + 2 * line.len_hint()).sum();
-        let mut text = Zeroizing::new(String::with_capacity(room));
+        let mut text = Zeroizing::new(String::with_capacity(self.text_len()));
         for line in &self.lines {
             // Writing to a string cannot fail.
             let _ = line.write(&mut *text, keys);
             text.push('\n');
         }
         text
+    }
+
+    /// Returns a length that the text does not exceed.
+    pub(super) fn text_len(&self) -> usize {
+        self.lines.iter().map(|line| 512 + 2 * line.len_hint()).sum()
     }
 }
 
@@ -43,7 +47,7 @@ impl TableLine {
         crypt + self.device().map_or(0, str::len)
     }
 
-    fn write(&self, f: &mut dyn Write, keys: ShowKeys) -> fmt::Result {
+    pub(super) fn write(&self, f: &mut dyn Write, keys: ShowKeys) -> fmt::Result {
         write!(f, "{} {} {}", self.start, self.sectors, self.target.target_type().name())?;
         let crypt = match &self.target {
             Target::Zero | Target::Error => return Ok(()),

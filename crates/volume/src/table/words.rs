@@ -5,6 +5,9 @@ use super::error::{TableError, TableFault};
 use crate::printable::Excerpt;
 use zeroize::Zeroizing;
 
+/// Where the devices of device-mapper are.
+pub(super) const MAPPER: &str = "/dev/mapper/";
+
 /// The words of a line, consumed in order. They may be keys, so they are wiped.
 pub(super) struct Words {
     line: usize,
@@ -53,6 +56,11 @@ impl Words {
     /// Returns the number of words left.
     pub(super) fn left(&self) -> usize {
         self.words.len() - self.taken
+    }
+
+    /// Returns a word by its number from 1.
+    pub(super) fn peek(&self, word: usize) -> Option<&str> {
+        self.words.get(word - 1).map(|word| word.as_str())
     }
 
     /// Consumes the next word; errors call it `name`.
@@ -108,6 +116,29 @@ impl Words {
     pub(super) fn fault_at(&self, word: usize, name: &'static str, fault: TableFault) -> TableError {
         let text = self.words.get(word - 1).filter(|_| self.secret != Some(word));
         TableError::new(self.line, word, name, text.map(|text| Excerpt::new(text)), fault)
+    }
+}
+
+/// Splits `NAME: LINE`.
+pub(super) fn split_name(line: &str) -> (Option<&str>, &str) {
+    let trimmed = line.trim_ascii_start();
+    match trimmed.split_once([' ', '\t']) {
+        Some((first, rest)) if first.len() > 1 && first.ends_with(':') && !first.starts_with('#') => {
+            (Some(&first[..first.len() - 1]), rest)
+        }
+        _ => (None, line),
+    }
+}
+
+/// Consumes start and length of the only line of a device, and returns the length.
+pub(super) fn parse_range(words: &mut Words) -> Result<u64, TableError> {
+    if words.number("start")? != 0 {
+        return Err(words.fault(TableFault::Gap { expected: 0 }));
+    }
+    match words.number("length")? {
+        0 => Err(words.fault(TableFault::ZeroLength)),
+        sectors if sectors > MAX_SECTORS => Err(words.fault(TableFault::PastEnd)),
+        sectors => Ok(sectors),
     }
 }
 

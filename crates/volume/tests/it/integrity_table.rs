@@ -17,6 +17,7 @@ fn printed_integrity_table_reads_back_and_hides_every_key() {
         "0 2048 integrity 7:0 0 4 J 1 internal_hash:crc32c\n".to_owned(),
         "0 2048 integrity 7:0 0 - D 1 internal_hash:sha256\n".to_owned(),
         "0 2048 integrity /dev/my\\ disk 16 4 R 0\n".to_owned(),
+        "0 2048 integrity 7:0 0 4 J 1 internal_hash:my\\ hash\\\\\n".to_owned(),
         format!(
             "0 2048 integrity 7:0 8 32 J 15 meta_device:7:1 block_size:4096 recalculate reset_recalculate \
              allow_discards journal_sectors:1024 interleave_sectors:1 buffer_sectors:128 journal_watermark:50 \

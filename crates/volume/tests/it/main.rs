@@ -24,3 +24,4 @@ mod support;
 mod table;
 mod tokens;
 mod vectors;
+mod verity_table;

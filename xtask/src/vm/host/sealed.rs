@@ -25,6 +25,7 @@ const PASSPHRASE: &[u8] = b"a passphrase with blanks";
 const LAYOUT: [&str; 3] = ["--luks2-metadata-size=16k", "--luks2-keyslots-size=512k", "--offset=2048"];
 
 /// Volumes: cipher, integrity, bits of the key, data unit, J (journal) or D (direct), and more options of luksFormat.
+/// `lazy`: Inlock marks the blocks of its volume instead of wiping them, and the kernel cannot read these.
 /// cryptsetup 2.6.1 cannot create `aes-cbc-random` in this kernel.
 const LINES: [&str; 9] = [
     "aes-xts-plain64 hmac-sha256 512 4096 J",
@@ -34,7 +35,7 @@ const LINES: [&str; 9] = [
     "aes-gcm-random aead 256 512 J",
     "aes-gcm-random aead 256 4096 D",
     "aes-ccm-random aead 280 512 J",
-    "aegis128-random aead 128 4096 J",
+    "aegis128-random aead 128 4096 J lazy",
     "chacha20-random poly1305 256 512 J",
 ];
 
@@ -60,6 +61,7 @@ const MORE_LINES: [&str; 15] = [
 struct Row {
     name: String,
     has_journal: bool,
+    is_lazy: bool,
     format: String,
     /// Option that opens it.
     open: &'static str,
@@ -71,12 +73,13 @@ impl Row {
         let [cipher, integrity, bits, unit, mode, more @ ..] = &words[..] else { bail!("too few words") };
         let mut format =
             format!("--cipher {cipher} --integrity {integrity} --key-size {bits} --sector-size {unit} --type luks2");
-        for word in CHEAP_PBKDF2.iter().chain(&LAYOUT).chain(more) {
+        let is_lazy = more.contains(&"lazy");
+        for word in CHEAP_PBKDF2.iter().chain(&LAYOUT).chain(more.iter().filter(|word| **word != "lazy")) {
             format += &format!(" {word}");
         }
         let has_journal = *mode == "J";
         let open = if has_journal { "" } else { "--integrity-no-journal" };
-        Ok(Self { name: line.replace(' ', ","), has_journal, format, open })
+        Ok(Self { name: line.replace(' ', ","), has_journal, is_lazy, format, open })
     }
 
     /// Runs `inlock ACTION` on an image with this row's options.
@@ -130,7 +133,8 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
 /// slots of both states.
 fn ours(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<[Vec<u8>; 2]> {
     File::create(image)?.set_len(SLOT as u64)?;
-    let format: Vec<&str> = row.format.split(' ').chain(["-q"]).collect();
+    let format: Vec<&str> =
+        row.format.split(' ').chain(["-q"]).chain(row.is_lazy.then_some("--integrity-lazy")).collect();
     row.inlock("luksFormat", image, key, &format)?;
     let dir = tempfile::tempdir()?;
     let open: Vec<&str> = row.open.split_whitespace().collect();

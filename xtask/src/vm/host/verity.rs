@@ -2,26 +2,33 @@
 //!
 //! Inlock makes a tree; the kernel opens the device and reads it, whole and over data with corrupted blocks: it must
 //! fail for the blocks for which Inlock fails. `veritysetup` makes a tree of the same data in the guest; Inlock
-//! verifies and reads that one.
+//! verifies and reads that one. The kernel's table of a device is the one that `inlock verity table` prints; the kernel
+//! opens that one too, and tables of a hash tree over dm-crypt and of dm-crypt over a hash tree.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use inlock_engine::BackingStore;
 use inlock_engine::store::memory::MemoryStore;
+use inlock_tests::process::{inlock, text};
 use inlock_tests::random::Random;
 use inlock_verity::{HashType, OpenOptions, Parameters, Stores, Superblock, VerityStore, create, hash_named, verify};
 
 use super::super::Scene;
-use super::super::report::{Outcome, Report};
-use super::Judge;
+use super::super::report::Report;
+use super::{Judge, slots};
 
 /// Length of a slot in bytes, as in `verity.sh`.
 const SLOT: usize = 4 << 20;
 /// Blocks of data of each device that are corrupted.
 const CORRUPTED: [u64; 3] = [1, 40, 127];
+
+/// Devices in the guest.
+const DATA: &str = "/dev/mapper/data";
+const HASH: &str = "/dev/mapper/ours";
 
 /// Name; hash; type; lengths of blocks; number of blocks of data; length of the salt; with superblock.
 type Line = (&'static str, &'static str, u32, u32, u32, u64, usize, bool);
@@ -40,6 +47,8 @@ const LINES: &[Line] = &[
 
 struct Row {
     name: &'static str,
+    /// Table that Inlock prints, with the devices [`DATA`] and [`HASH`].
+    table: String,
     parameters: Parameters,
     superblock: Option<Superblock>,
     tree_offset: u64,
@@ -84,28 +93,53 @@ impl Row {
             corrupted[block as usize * data_block_len as usize + 9] ^= 0x10;
         }
         let tree = tree.contents();
-        Ok(Self { name, parameters, superblock, tree_offset, root, data, tree, corrupted })
+        let table = String::new();
+        Ok(Self { name, table, parameters, superblock, tree_offset, root, data, tree, corrupted })
+    }
+
+    /// Lets Inlock print the table, from images in a directory.
+    fn with_table(mut self, dir: &Path) -> Result<Self> {
+        let (data, hash) = (dir.join("table.data"), dir.join("table.hash"));
+        fs::write(&data, &self.data[..self.parameters.layout()?.data_len() as usize])?;
+        fs::write(&hash, &self.tree)?;
+        let mut command = inlock()?;
+        command.args(["verity", "table"]).args([&data, &hash]).arg(hex(&self.root)).args(self.open_options());
+        let printed = text(&mut command).with_context(|| self.name)?;
+        let path = |path: &Path| path.canonicalize().map(|path| path.display().to_string());
+        self.table = printed.trim().replace(&path(&data)?, DATA).replace(&path(&hash)?, HASH);
+        Ok(self)
+    }
+
+    /// Returns the options that open the device.
+    fn open_options(&self) -> Vec<String> {
+        if self.superblock.is_some() {
+            return Vec::new();
+        }
+        ["--no-superblock".to_owned()].into_iter().chain(self.format_options()).collect()
+    }
+
+    /// Returns the options that describe the device.
+    fn format_options(&self) -> Vec<String> {
+        let p = &self.parameters;
+        let salt = if p.salt.is_empty() { "-".to_owned() } else { hex(&p.salt) };
+        vec![
+            format!("--hash={}", p.hash.name()),
+            format!("--format={}", p.hash_type.number()),
+            format!("--data-block-size={}", p.data_block_len),
+            format!("--hash-block-size={}", p.hash_block_len),
+            format!("--data-blocks={}", p.data_blocks),
+            format!("--salt={salt}"),
+        ]
     }
 
     /// Returns the line for the guest.
     fn line(&self, number: usize) -> String {
-        let p = &self.parameters;
-        let salt = if p.salt.is_empty() { "-".to_owned() } else { hex(&p.salt) };
-        let mut format = format!(
-            "--hash {} --format={} --data-block-size={} --hash-block-size={} --data-blocks={} --salt {salt}",
-            p.hash.name(),
-            p.hash_type.number(),
-            p.data_block_len,
-            p.hash_block_len,
-            p.data_blocks
-        );
-        let mut open = String::new();
+        let (mut format, open) = (self.format_options().join(" "), self.open_options().join(" "));
         if self.superblock.is_none() {
             format += " --no-superblock";
-            open.clone_from(&format);
         }
-        let block = p.data_block_len;
-        format!("{}|{number}|{block}|{}|{format}|{open}\n", self.name, hex(&self.root))
+        let (name, block, root) = (self.name, self.parameters.data_block_len, hex(&self.root));
+        format!("{name}|{number}|{block}|{root}|{format}|{open}|{}\n", self.table)
     }
 
     fn stores(&self, data: &[u8], tree: &[u8]) -> Stores {
@@ -123,58 +157,214 @@ impl Row {
     }
 }
 
-pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
-    let rows = LINES.iter().map(Row::new).collect::<Result<Vec<_>>>()?;
-    let mut list = String::new();
-    for name in ["data", "ours", "theirs", "view", "corrupted"] {
-        let path = scene.folder.join(format!("{name}.img"));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        file.set_len((rows.len() * SLOT) as u64)?;
-        for (number, row) in rows.iter().enumerate() {
-            let bytes = match name {
-                "data" => &row.data,
-                "ours" => &row.tree,
-                "corrupted" => &row.corrupted,
-                _ => continue,
-            };
-            file.write_all_at(bytes, (number * SLOT) as u64)?;
-        }
-        scene.disks.push(path);
+/// A stack of dm-verity and dm-crypt.
+struct Stack {
+    name: &'static str,
+    plaintext: Vec<u8>,
+    /// Bytes of the underlying devices.
+    data: Vec<u8>,
+    tree: Vec<u8>,
+    /// Its table, with the devices [`DATA`] and [`HASH`].
+    table: String,
+}
+
+impl Stack {
+    /// Makes the image and the tree, with the tree over the plaintext or over the ciphertext.
+    fn new(name: &'static str, over_plaintext: bool, dir: &Path) -> Result<Self> {
+        const BLOCKS: u64 = 300;
+        let sectors = BLOCKS * 8;
+        let plaintext = Random::new(5).bytes(BLOCKS as usize * 4096);
+        let key = hex(&Random::new(6).bytes(64));
+        let crypt = |device: &str| format!("0 {sectors} crypt aes-xts-plain64 {key} 0 {device} 0");
+        let [plain, image, table] = ["plain", "image", "line"].map(|file| dir.join(format!("{name}.{file}")));
+        fs::write(&plain, &plaintext)?;
+        File::create(&image)?.set_len(plaintext.len() as u64)?;
+        fs::write(&table, crypt(image.to_str().context("a path in UTF-8")?))?;
+        text(inlock()?.arg("import").arg(&plain).arg("--table").arg(&table))?;
+        let data = fs::read(&image)?;
+        let parameters = Parameters { data_blocks: BLOCKS, salt: vec![8; 32], ..Parameters::default() };
+        let layout = parameters.layout()?;
+        let tree = memory(&vec![0; layout.tree_len() as usize]);
+        let covered = if over_plaintext { &plaintext } else { &data };
+        let root = hex(&create(&Stores::new(memory(covered), tree.clone(), 0), &layout, 2)?);
+        let salt = hex(&parameters.salt);
+        let verity = |device: &str| {
+            format!("root: 0 {sectors} verity 1 {device} {HASH} 4096 4096 {BLOCKS} 0 sha256 {root} {salt}")
+        };
+        let table = if over_plaintext {
+            format!("plain: {}\n{}\n", crypt(DATA), verity("/dev/mapper/plain"))
+        } else {
+            format!("{}\nplain: {}\n", verity(DATA), crypt("/dev/mapper/root"))
+        };
+        Ok(Self { name, plaintext, data, tree: tree.contents(), table })
     }
-    rows.iter().enumerate().for_each(|(number, row)| list += &row.line(number));
+
+    /// Compares what the kernel has read, and what Inlock reads by the same table, with the plaintext.
+    fn judge(&self, theirs: &[u8], dir: &Path) -> Result<()> {
+        ensure!(theirs[..self.plaintext.len()] == self.plaintext, "the kernel reads other data");
+        let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("stack.{file}")));
+        fs::write(&paths[0], &self.data)?;
+        fs::write(&paths[1], &self.tree)?;
+        let [data, hash] = paths.map(|path| path.display().to_string());
+        let read = slots::export_table(dir, &self.table.replace(DATA, &data).replace(HASH, &hash))?;
+        ensure!(read == self.plaintext, "Inlock reads other data");
+        Ok(())
+    }
+}
+
+/// A device with parity behind its tree, and data with corrupted blocks.
+struct Repaired {
+    data: Vec<u8>,
+    corrupted: Vec<u8>,
+    hash: Vec<u8>,
+    root: String,
+    /// Table that Inlock prints, with the devices [`DATA`] and [`HASH`].
+    table: String,
+}
+
+impl Repaired {
+    const OPTIONS: [&str; 2] = ["--fec-offset=2097152", "--fec-roots=4"];
+    const BLOCKS: usize = 600;
+
+    /// Lets Inlock make the tree and the parity.
+    fn new(dir: &Path) -> Result<Self> {
+        let bytes = Random::new(9).bytes(Self::BLOCKS * 4096);
+        let [data, hash, root] = ["data", "hash", "root"].map(|file| dir.join(format!("fec.{file}")));
+        fs::write(&data, &bytes)?;
+        let fec = format!("--fec-device={}", hash.display());
+        let mut command = inlock()?;
+        command.args(["verity", "format"]).args([&data, &hash]).arg(&fec).args(Self::OPTIONS);
+        text(command.arg("--root-hash-file").arg(&root))?;
+        let root = fs::read_to_string(&root)?;
+        let mut command = inlock()?;
+        command.args(["verity", "table"]).args([&data, &hash]).args([&root, &fec]).args(Self::OPTIONS);
+        let printed = text(&mut command)?;
+        let path = |path: &Path| path.canonicalize().map(|path| path.display().to_string());
+        let table = printed.trim().replace(&path(&data)?, DATA).replace(&path(&hash)?, HASH);
+        // As many blocks of a round as there are roots; in other rounds a run, and a block with one wrong bit.
+        let mut corrupted = bytes.clone();
+        let rounds = (Self::BLOCKS + 511).div_ceil(251);
+        for block in (0..4).map(|column| 2 + column * rounds) {
+            corrupted[block * 4096..][..100].fill(0);
+        }
+        corrupted[23 * 4096..27 * 4096].fill(0xee);
+        corrupted[101 * 4096 + 9] ^= 1;
+        Ok(Self { data: bytes, corrupted, hash: fs::read(&hash)?, root, table })
+    }
+
+    /// Compares what the kernel has read, its table, and what Inlock reads by that table.
+    fn judge(&self, read: &[u8], theirs: &str, dir: &Path) -> Result<()> {
+        ensure!(read[..self.data.len()] == self.data, "the kernel reads other data");
+        let words: Vec<&str> = theirs.split(' ').collect();
+        ensure!(words.len() > 5, "the kernel's table is {theirs:?}");
+        let named = |word: &&'_ str| match *word {
+            word if word == words[4] => DATA.to_owned(),
+            word if word == words[5] => HASH.to_owned(),
+            word => word.to_owned(),
+        };
+        let named = words.iter().map(named).collect::<Vec<_>>().join(" ");
+        ensure!(named == self.table, "the kernel's table is {theirs:?}, Inlock's {:?}", self.table);
+        let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("repaired.{file}")));
+        fs::write(&paths[0], &self.corrupted)?;
+        fs::write(&paths[1], &self.hash)?;
+        let [data, hash] = paths.map(|path| path.display().to_string());
+        let read = slots::export_table(dir, &self.table.replace(DATA, &data).replace(HASH, &hash))?;
+        ensure!(read == self.data, "Inlock reads other data");
+        Ok(())
+    }
+}
+
+/// Writes the bytes of a disk into their slots.
+fn disk(scene: &mut Scene<'_>, name: &str, slots: &[&[u8]]) -> Result<()> {
+    let path = scene.folder.join(format!("{name}.img"));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    file.set_len((slots.len() * SLOT) as u64)?;
+    for (number, bytes) in slots.iter().enumerate() {
+        file.write_all_at(bytes, (number * SLOT) as u64)?;
+    }
+    scene.disks.push(path);
+    Ok(())
+}
+
+pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
+    let folder = scene.folder.to_owned();
+    let rows: Vec<Row> = LINES.iter().map(|line| Row::new(line)?.with_table(&folder)).collect::<Result<_>>()?;
+    let stacks = [Stack::new("verity-over-crypt", true, &folder)?, Stack::new("crypt-over-verity", false, &folder)?];
+    let fec = Repaired::new(&folder)?;
+    let fec_slot = rows.len() + stacks.len();
+    let all = |of_row: fn(&Row) -> &[u8], of_stack: fn(&Stack) -> &[u8], of_fec: fn(&Repaired) -> &[u8]| {
+        let slots = rows.iter().map(of_row).chain(stacks.iter().map(of_stack)).chain([of_fec(&fec)]);
+        slots.collect::<Vec<_>>()
+    };
+    disk(scene, "data", &all(|row| &row.data, |stack| &stack.data, |fec| &fec.data))?;
+    disk(scene, "ours", &all(|row| &row.tree, |stack| &stack.tree, |fec| &fec.hash))?;
+    for name in ["theirs", "view"] {
+        disk(scene, name, &all(|_| &[], |_| &[], |_| &[]))?;
+    }
+    disk(scene, "corrupted", &all(|row| &row.corrupted, |_| &[], |fec| &fec.corrupted))?;
+    let list: String = rows.iter().enumerate().map(|(number, row)| row.line(number)).collect();
     scene.files.push(("vm/rows".to_owned(), list.into_bytes()));
+    let open = format!("--fec-device={HASH} {}", Repaired::OPTIONS.join(" "));
+    scene.files.push(("vm/fec".to_owned(), format!("{fec_slot}|{}|{open}\n", fec.root).into_bytes()));
+    for (at, stack) in stacks.iter().enumerate() {
+        let file = format!("vm/stack.{}.{}", stack.name, rows.len() + at);
+        scene.files.push((file, stack.table.clone().into_bytes()));
+    }
     Ok(Box::new(move |scene, report| {
         for (number, row) in rows.iter().enumerate() {
             judge(row, number, scene, report)?;
         }
+        for (at, stack) in stacks.iter().enumerate() {
+            let found = stack.judge(&slot(scene, 3, rows.len() + at)?, scene.folder);
+            slots::report_row(report, stack.name, [("stack", found)]);
+        }
+        let said = report.data.iter().find(|(key, _)| key == "table:fec").map(|(_, text)| text.trim().to_owned());
+        let found = fec.judge(&slot(scene, 3, fec_slot)?, &said.unwrap_or_default(), scene.folder);
+        slots::report_row(report, "fec", [("repaired", found)]);
         report.counts.push(("verity_devices_read_by_the_kernel".to_owned(), rows.len() as u64));
+        report.counts.push(("verity_tables_of_the_kernel".to_owned(), 2 * rows.len() as u64));
         Ok(())
     }))
 }
 
+/// Returns the bytes of a slot of a disk.
+fn slot(scene: &Scene<'_>, disk: usize, number: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; SLOT];
+    File::open(&scene.disks[disk])?.read_exact_at(&mut bytes, (number * SLOT) as u64)?;
+    Ok(bytes)
+}
+
 fn judge(row: &Row, number: usize, scene: &Scene<'_>, report: &mut Report) -> Result<()> {
-    let slot = |disk: usize| -> Result<Vec<u8>> {
-        let mut bytes = vec![0; SLOT];
-        File::open(&scene.disks[disk])?.read_exact_at(&mut bytes, (number * SLOT) as u64)?;
-        Ok(bytes)
-    };
     let said = |key: &str| {
         let key = format!("{key}:{}", row.name);
         report.data.iter().find(|(other, _)| *other == key).map_or("", |(_, text)| text.trim()).to_owned()
     };
     let len = row.parameters.layout()?.data_len() as usize;
     let found = [
-        ("read", same_data(&slot(3)?[..len], &row.data[..len])),
+        ("read", same_data(&slot(scene, 3, number)?[..len], &row.data[..len])),
         ("corrupted", same_blocks(row, &said("unreadable"))),
-        ("theirs", theirs(row, &slot(2)?, &said("root"))),
+        ("theirs", theirs(row, &slot(scene, 2, number)?, &said("root"))),
+        ("table", same_table(row, &said("table"))),
+        ("options", same_options(row, &said("options"))),
     ];
-    for (what, result) in found {
-        let name = format!("judge-{what}:{}", row.name);
-        report.outcomes.push(match result {
-            Ok(()) => Outcome::Ok(name),
-            Err(error) => Outcome::Fail(name, format!("{error:#}")),
-        });
-    }
+    slots::report_row(report, row.name, found);
+    Ok(())
+}
+
+/// Compares the kernel's table, in which devices are numbers, with the one that Inlock has printed.
+fn same_table(row: &Row, theirs: &str) -> Result<()> {
+    let mut words: Vec<&str> = theirs.split(' ').collect();
+    ensure!(words.len() > 5, "the kernel's table is {theirs:?}");
+    (words[4], words[5]) = (DATA, HASH);
+    ensure!(words.join(" ") == row.table, "the kernel's table is {theirs:?}, Inlock's {:?}", row.table);
+    Ok(())
+}
+
+/// Lets Inlock read and print the kernel's table with options.
+fn same_options(row: &Row, theirs: &str) -> Result<()> {
+    let printed = text(inlock()?.args(["table", "--table", theirs]))?;
+    ensure!(printed.trim() == theirs, "the kernel's table is {theirs:?}, Inlock prints {printed:?}");
+    ensure!(theirs.ends_with(" 3 ignore_corruption ignore_zero_blocks check_at_most_once"), "{}: {theirs}", row.name);
     Ok(())
 }
 

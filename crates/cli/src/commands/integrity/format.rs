@@ -1,14 +1,15 @@
-//! `integrity format`: creates a volume, and writes zeroes with their tags unless `--no-wipe` is set.
+//! `integrity format`: creates a volume, and writes zeroes with their tags, or marks, unless `--no-wipe` is set.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{FormatOptions, Mode, OpenOptions, format};
+use inlock_integrity::{Fill, FormatOptions, Marks, Mode, OpenOptions, format};
 
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
-use crate::commands::wipe::{resume, wipe, zeroes};
+use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
@@ -25,7 +26,8 @@ pub(super) struct FormatArgs {
     integrity: IntegrityArgs,
     options: FormatOptions,
     batch: bool,
-    wipe: bool,
+    /// Content of the blocks. `None`: nothing is written.
+    fill: Option<Fill>,
     show: Show,
 }
 
@@ -34,6 +36,10 @@ impl FormatArgs {
         let integrity = integrity_args(options)?;
         if options.integrity_recovery_mode || options.read_only {
             return Err(CliError::usage("A volume cannot be created in recovery mode or read-only."));
+        }
+        if options.integrity_lazy && (options.no_wipe || integrity.recalculate) {
+            let option = if options.no_wipe { "no-wipe" } else { "integrity-recalculate" };
+            return Err(CliError::usage(format!("Option --{option} is not allowed with --integrity-lazy.")));
         }
         let mut format = FormatOptions::default();
         format.tag_size = options.tag_size.map(|size| size as usize);
@@ -49,7 +55,7 @@ impl FormatArgs {
             options: format,
             batch: options.batch_mode,
             // The tags are computed when the volume is opened.
-            wipe: !options.no_wipe && !integrity.recalculate,
+            fill: (!options.no_wipe && !integrity.recalculate).then(|| fill_of(options)),
             integrity,
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
         })
@@ -66,28 +72,31 @@ impl FormatArgs {
             }
         }
         let mut options = self.options.clone();
-        options.internal_hash = Some(self.integrity.hash.load()?);
+        let hash = self.integrity.hash.load()?;
+        if self.fill == Some(Fill::Marks) {
+            let tag_size = options.tag_size.unwrap_or(hash.len());
+            Marks::of_hash(Arc::clone(&hash), None, tag_size).map_err(cannot_use(&self.image))?;
+        }
+        options.internal_hash = Some(hash);
         options.journal_mac = self.integrity.journal_mac.as_ref().map(HashArgs::load).transpose()?;
         options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
         options.overwrite = true;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         format(&stores, &options).map_err(cannot_use(&self.image))?;
-        if !self.wipe {
-            return Ok(());
-        }
+        let Some(fill) = self.fill else { return Ok(()) };
         let options = OpenOptions {
             internal_hash: options.internal_hash,
             journal_mac: options.journal_mac,
             journal_cipher: options.journal_cipher,
             ..OpenOptions::new(Mode::Direct)
         };
-        wipe(&self.image, stores, options, 0, zeroes, self.show)
+        wipe(&self.image, stores, options, 0, (fill, None), self.show)
     }
 }
 
 /// Continues an interrupted wipe.
-pub(super) fn resume_wipe(source: &SourceArgs, show: Show) -> anyhow::Result<()> {
+pub(super) fn resume_wipe(source: &SourceArgs, fill: Fill, show: Show) -> anyhow::Result<()> {
     let unlocked = open(source, true, KeySource::User { stdin_taken: false })?;
     let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
-    stores.check_writes(resume(&source.image, &stores, show))
+    stores.check_writes(resume(&source.image, &stores, fill, show))
 }

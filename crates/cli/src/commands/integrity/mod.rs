@@ -7,7 +7,7 @@ mod resize;
 use std::path::PathBuf;
 
 use super::open::OpenArgs;
-use super::{close, open, serve, status};
+use super::{close, open, serve, status, wipe};
 use crate::args::action::{ATTACH, Action, Arguments, Prepared};
 use crate::args::integrity::{INTEGRITY, integrity_args};
 use crate::args::options::Options;
@@ -27,7 +27,7 @@ pub(crate) const ACTION: Action = Action {
         FORMAT,
         ATTACH,
         serve::SERVE,
-        &["json", "foreground", "deferred", "progress-json", "wipe", "size", "device-size"],
+        &["json", "foreground", "deferred", "progress-json", "integrity-lazy", "wipe", "size", "device-size"],
     ],
     about: "create, open, serve, dump a dm-integrity volume",
     prepare,
@@ -58,6 +58,9 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return Err(not_allowed(option, &command));
         }
+    }
+    if options.integrity_lazy && !matches!(command.as_str(), "format" | "resize") {
+        return Err(not_allowed("integrity-lazy", &command));
     }
     if options.json && !matches!(command.as_str(), "dump" | "status") {
         return Err(not_allowed("json", &command));
@@ -109,7 +112,8 @@ fn prepare_resume(options: &Options, image: PathBuf) -> anyhow::Result<Prepared>
     let mut integrity = integrity_args(options)?;
     integrity.mode = Mode::Direct;
     let source = SourceArgs { volume_type: VolumeType::Integrity(integrity), ..source(options, image)? };
-    Ok(Prepared::new(move || format::resume_wipe(&source, show)))
+    let fill = wipe::fill_of(options);
+    Ok(Prepared::new(move || format::resume_wipe(&source, fill, show)))
 }
 
 fn not_allowed(option: &str, command: &str) -> anyhow::Error {

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Mode, OpenOptions, resize};
+use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
 
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
-use crate::commands::wipe::{wipe, zeroes};
+use crate::commands::wipe::{fill_of, wipe};
 use crate::ui::progress::Show;
 use crate::volume::device::OpenMode;
 use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
@@ -20,7 +21,8 @@ pub(super) struct ResizeArgs {
     integrity: IntegrityArgs,
     /// `None`: as many as fit.
     sectors: Option<u64>,
-    wipe: bool,
+    /// Content of new blocks. `None`: nothing is written.
+    fill: Option<Fill>,
     show: Show,
 }
 
@@ -30,7 +32,7 @@ impl ResizeArgs {
             image,
             integrity: integrity_args(options)?,
             sectors: sectors_of(options)?,
-            wipe: options.wipe,
+            fill: (options.wipe || options.integrity_lazy).then(|| fill_of(options)),
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
         })
     }
@@ -39,10 +41,14 @@ impl ResizeArgs {
         let devices = IntegrityDevices::open(&self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
         let options = self.integrity.load()?;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
-        let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
-        if !self.wipe || superblock.provided_data_sectors <= before {
-            return Ok(());
+        if self.fill == Some(Fill::Marks) {
+            // Before anything is changed.
+            let (superblock, _) = load(&stores, &options).map_err(cannot_use(&self.image))?;
+            let hash = options.internal_hash.clone().context("the tags are not internal")?;
+            Marks::of_hash(hash, None, usize::from(superblock.tag_size)).map_err(cannot_use(&self.image))?;
         }
-        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, zeroes, self.show)
+        let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
+        let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
+        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, (fill, None), self.show)
     }
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use inlock_rbd_store::RbdStore;
 use inlock_volume::{
     BoundedDevice, CipherSpec, DataUnitSize, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Sector, Volume,
     VolumeKey, ZoneFault, Zones, luks1, luks2,
@@ -25,7 +26,7 @@ use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
-use crate::volume::remote;
+use crate::volume::remote::{self, Remote};
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
 use crate::volume::zones;
@@ -64,6 +65,7 @@ const FORMAT: &[&str] = &[
     "disable-locks",
     "connect-timeout",
     "store-timeout",
+    "steal-lock",
     "uuid",
     "label",
     "subsystem",
@@ -71,6 +73,7 @@ const FORMAT: &[&str] = &[
     "integrity",
     "integrity-key-size",
     "integrity-no-wipe",
+    "integrity-lazy",
     "integrity-no-journal",
     "integrity-legacy-padding",
     "integrity-inline",
@@ -329,8 +332,11 @@ impl DataPlacement {
     /// Returns the values of the options; on a zoned device, those that fit the zones of `holder`, which has the data.
     fn find(args: &FormatArgs, device: &Device, holder: &Device) -> anyhow::Result<Self> {
         let asked = Self { offset: asked_offset(args), sector_size: args.sector_size };
-        let Some(zones) = &holder.zones else { return Ok(asked) };
         let attached = device.identity() == holder.identity();
+        if let Some(image) = holder.remote().and_then(Remote::rbd) {
+            return Self::on_image(args, image, holder, attached);
+        }
+        let Some(zones) = &holder.zones else { return Ok(asked) };
         Self::on_zones(args, zones, attached).map_err(|fault| {
             let hint = match fault {
                 ZoneFault::Header { .. } => "use a detached header: inlock luksFormat --header FILE DEVICE",
@@ -339,6 +345,28 @@ impl DataPlacement {
             };
             zones::unfit(&holder.path, hint)(fault)
         })
+    }
+
+    /// Returns the values of the options; otherwise, the data begin where librbd's own encryption finds them, too: at a
+    /// multiple of the stripe period.
+    fn on_image(args: &FormatArgs, image: &RbdStore, holder: &Device, attached: bool) -> anyhow::Result<Self> {
+        let facts = image.facts();
+        if facts.has_journal {
+            return Err(CliError::refused(
+                format!(
+                    "Device {} has the feature journaling, which encrypted images cannot have.",
+                    holder.path.display()
+                ),
+                "disable it: rbd feature disable POOL/IMAGE journaling",
+            ));
+        }
+        let asked = Self { offset: asked_offset(args), sector_size: args.sector_size };
+        if asked.offset.is_some() || !attached {
+            return Ok(asked);
+        }
+        let (_, usual) = layout(args, asked);
+        let aligned = usual.checked_next_multiple_of(facts.stripe_period.max(512));
+        Ok(Self { offset: aligned.map(|bytes| bytes / 512), ..asked })
     }
 
     fn on_zones(args: &FormatArgs, zones: &Zones, attached: bool) -> Result<Self, ZoneFault> {

@@ -3,16 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use inlock_cipher::{Aead, InOut};
+use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::{Access, Errno};
-use inlock_integrity::{FormatOptions, IntegrityError, Mode, OpenOptions, Stores, format};
+use inlock_integrity::{Fill, FormatOptions, IntegrityError, Mode, OpenOptions, Sealing, Stores, format};
 use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
 
 use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
 use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
-use crate::commands::wipe::{resume, wipe};
+use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::volume::device::Device;
@@ -23,6 +22,7 @@ use crate::volume::source::SourceArgs;
 /// A volume whose wipe was interrupted.
 pub(super) struct ResumeArgs {
     source: SourceArgs,
+    fill: Fill,
     show: Show,
 }
 
@@ -34,14 +34,18 @@ pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<Pa
     }
     let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
     let key = key_args_or(options, key_file)?;
-    Ok(ResumeArgs { source: SourceArgs { key, no_journal: true, ..source_args(options, image)? }, show })
+    Ok(ResumeArgs {
+        source: SourceArgs { key, no_journal: true, ..source_args(options, image)? },
+        fill: fill_of(options),
+        show,
+    })
 }
 
 impl ResumeArgs {
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let unlocked = open(&self.source, true, KeySource::User { stdin_taken: false })?;
         let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
-        stores.check_writes(resume(&self.source.image, &stores, self.show))
+        stores.check_writes(resume(&self.source.image, &stores, self.fill, self.show))
     }
 }
 
@@ -51,7 +55,8 @@ pub(super) struct Protection {
     /// Length of the volume key in bytes, with that of the MAC.
     pub key_len: usize,
     fix_padding: bool,
-    wipe: bool,
+    /// Content of the blocks. `None`: nothing is written.
+    fill: Option<Fill>,
     show: Show,
 }
 
@@ -66,6 +71,7 @@ impl Protection {
         let Some(name) = name.filter(|name| *name != "none") else {
             let given = [
                 (options.integrity_no_wipe, "integrity-no-wipe"),
+                (options.integrity_lazy, "integrity-lazy"),
                 (options.integrity_key_size.is_some(), "integrity-key-size"),
             ];
             return match given.iter().find(|(given, _)| *given) {
@@ -73,12 +79,15 @@ impl Protection {
                 None => Ok(None),
             };
         };
+        if options.integrity_no_wipe && options.integrity_lazy {
+            return Err(CliError::usage("Option --integrity-no-wipe is not allowed with --integrity-lazy."));
+        }
         let spec = spec(options, name)?;
         Ok(Some(Self {
             spec,
             key_len: key_len(options, &spec)?,
             fix_padding: !options.integrity_legacy_padding,
-            wipe: !options.integrity_no_wipe,
+            fill: (!options.integrity_no_wipe).then(|| fill_of(options)),
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
         }))
     }
@@ -119,25 +128,19 @@ pub(super) struct Placed<'a> {
 }
 
 impl Placed<'_> {
-    /// Writes superblock and journal, then zeroes with their tags under `key` unless that is left out.
+    /// Writes superblock and journal, then zeroes with their tags under `key`, or marks, unless that is left out.
     pub(super) fn format(self, image: &Path, key: &VolumeKey) -> anyhow::Result<()> {
         format(&self.stores, &self.options).map_err(cannot_use(image))?;
-        if !self.protection.wipe {
-            return Ok(());
-        }
+        let Some(fill) = self.protection.fill else { return Ok(()) };
         let segment = AuthenticatedSegment::new(
             self.protection.spec,
             DataUnitSize::new(self.options.block_len as u32)?,
             Sector(self.stores.start),
         );
-        let aead = segment.aead(key)?;
-        let fill = |sector: u64, data: &mut [u8], tags: &mut [u8]| seal(&aead, sector, data, tags);
-        wipe(image, self.stores, OpenOptions::new(Mode::Direct), 0, fill, self.protection.show)
+        let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), self.protection.spec.metadata_len())?;
+        let show = self.protection.show;
+        wipe(image, self.stores, OpenOptions::new(Mode::Direct), 0, (fill, Some(&sealing)), show)
     }
-}
-
-fn seal(aead: &Aead, sector: u64, data: &mut [u8], tags: &mut [u8]) -> Result<(), Errno> {
-    aead.seal(Sector(sector), InOut::InPlace(data), tags).map_err(|_| Errno::IO)
 }
 
 /// Converts the names of cipher and integrity.

@@ -52,6 +52,7 @@ impl ManyArgs {
             (options.threads.is_some(), "--threads"),
             (options.io.is_some(), "--io"),
             (options.offload.is_some(), "--offload"),
+            (options.engine.is_some(), "--engine"),
             (options.cipher.is_some(), "--cipher"),
         ];
         if let Some((_, what)) = given.iter().find(|(given, _)| *given) {

@@ -29,9 +29,10 @@ use tempfile::TempDir;
 
 use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::control::background::{self, Launcher, RunMode};
 use crate::control::claim::Claim;
+use crate::control::engine::EngineInfo;
 use crate::control::info::RuntimeInfo;
 use crate::control::name::Name;
 use crate::control::openmetrics::Listener;
@@ -42,6 +43,7 @@ use crate::system::signals::{self, Caught};
 use crate::tls;
 use crate::ui::print::{print, warn};
 use crate::values::{Listen, resolve};
+use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
 use crate::volume::source::{SourceArgs, VolumeType};
 use captive::Address;
@@ -85,6 +87,8 @@ pub(super) const SERVE: &[&str] = &[
     "threads",
     "offload",
     "offload-threads",
+    "engine",
+    "engine-threshold",
     "busy-poll",
     "insecure",
     "tls",
@@ -108,6 +112,7 @@ pub(super) struct ServeArgs {
     io: IoMode,
     threads: Option<u16>,
     offload: OffloadOptions,
+    engine: Option<EngineArgs>,
     busy_poll: BusyPoll,
     insecure: bool,
     tls: Option<TlsOptions>,
@@ -124,7 +129,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
     if options.nbd.is_none() && options.run.is_none() {
         return Err(CliError::usage("Option --nbd or --run is required for serve action."));
     }
-    let run_mode = run_mode(&options)?;
+    let (run_mode, engine) = (run_mode(&options)?, engine_of(&options)?);
     let tls = tls_options(&options)?;
     if options.metrics.is_some() && options.name.is_none() {
         return Err(CliError::refused("Option --metrics needs --name.", "add --name, which labels the metrics"));
@@ -151,6 +156,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
         io,
         threads: options.threads,
         offload,
+        engine,
         busy_poll: busy_poll(options.busy_poll.as_deref())?,
         insecure: options.insecure,
         tls,
@@ -226,7 +232,9 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(Claim::take).transpose()?;
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
-    let unlocked = open(&args.source, !args.read_only, keys)?;
+    let engine = args.engine.map(EngineArgs::start).transpose()?;
+    let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    unlocked.use_engine(engine);
     let options = options(args);
     let per_client = if tls.is_some() { DESCRIPTORS_WITH_TLS } else { 1 };
     descriptors::raise_limit(per_client * options.max_connections);
@@ -251,6 +259,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         via: "nbd".to_owned(),
         address: Some(uri.clone()),
         offload: options.offload.policy.to_string(),
+        engine: EngineInfo::of(args.engine),
         ring: server.ring_name().to_owned(),
         threads: options.threads,
         ..RuntimeInfo::new(claim.name(), info, &stores.device)

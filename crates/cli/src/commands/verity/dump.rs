@@ -4,22 +4,25 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use inlock_engine::store::file::IoMode;
-use inlock_verity::{Layout, Superblock};
+use inlock_verity::{Fec, Layout, Superblock};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::ui::print::print;
 use crate::volume::device::{Device, OpenMode};
-use crate::volume::verity::{cannot_use, hex, store};
+use crate::volume::verity::{FecArgs, cannot_use, hex, store};
 
-pub(super) fn run(path: &Path, offset: u64, as_json: bool) -> anyhow::Result<()> {
+pub(super) fn run(path: &Path, offset: u64, fec: Option<&FecArgs>, as_json: bool) -> anyhow::Result<()> {
     let device = Device::open(path, OpenMode::Read)?;
     let store = store(&device, IoMode::Sync, true)?;
     let superblock = Superblock::read(&*store, offset).map_err(cannot_use(&device.path))?;
     let layout = superblock.layout().map_err(|error| cannot_use(&device.path)(error.into()))?;
+    let tree_offset = Superblock::tree_offset(offset, superblock.parameters.hash_block_len)?;
+    let fec = fec.map(|fec| described_fec(fec, &device, &layout, tree_offset)).transpose()?;
     if as_json {
         let parameters = &superblock.parameters;
-        let value = json!({
+        let fec = fec.as_ref().map(|(fec, _)| (fec.parameters().roots, fec.parameters().blocks, fec.parity_len()));
+        let mut value = json!({
             "device": path,
             "uuid": Uuid::from_bytes(superblock.uuid).hyphenated().to_string(),
             "hash_type": parameters.hash_type.number(),
@@ -30,16 +33,30 @@ pub(super) fn run(path: &Path, offset: u64, as_json: bool) -> anyhow::Result<()>
             "hash": superblock.hash_name,
             "salt": hex(&parameters.salt),
         });
+        if let Some((roots, blocks, len)) = fec {
+            value["fec"] = json!({ "roots": roots, "blocks": blocks, "parity_bytes": len });
+        }
         return print(format_args!("{value:#}\n"));
     }
-    print(description(path, Some(&superblock), &layout, &superblock.hash_name, offset)?)
+    print(description(path, Some(&superblock), &layout, fec.as_ref(), &superblock.hash_name, offset)?)
 }
 
-/// Returns the lines about a device; `superblock`: unless it has none.
+/// Returns the error correction of a hash device, and whether the parity is on it. The parity is not read.
+fn described_fec(args: &FecArgs, hash: &Device, layout: &Layout, tree_offset: u64) -> anyhow::Result<(Fec, bool)> {
+    let device = Device::open(&args.device, OpenMode::Read)?;
+    let is_on_hash = device.identity() == hash.identity();
+    let parameters = args.parameters(layout, tree_offset, hash.len, is_on_hash)?;
+    let fec = Fec::new(store(&device, IoMode::Sync, true)?, parameters, layout);
+    Ok((fec.map_err(|error| cannot_use(&device.path)(error.into()))?, is_on_hash))
+}
+
+/// Returns the lines about a device; `superblock`: unless it has none; `fec` with whether the parity is on the hash
+/// device.
 pub(super) fn description(
     path: &Path,
     superblock: Option<&Superblock>,
     layout: &Layout,
+    fec: Option<&(Fec, bool)>,
     hash_name: &str,
     offset: u64,
 ) -> anyhow::Result<String> {
@@ -54,13 +71,20 @@ pub(super) fn description(
     writeln!(text, "Hash blocks:     \t{}", layout.tree_blocks())?;
     writeln!(text, "Hash block size: \t{}", parameters.hash_block_len)?;
     writeln!(text, "Hash algorithm:  \t{hash_name}")?;
+    if let Some((fec, _)) = fec {
+        writeln!(text, "FEC RS roots:   \t{}", fec.parameters().roots)?;
+        writeln!(text, "FEC blocks:     \t{}", fec.parity_len() / u64::from(parameters.data_block_len))?;
+    }
     let salt = if parameters.salt.is_empty() { "-".to_owned() } else { hex(&parameters.salt) };
     writeln!(text, "Salt:            \t{salt}")?;
-    if superblock.is_some() && offset == 0 {
-        let start = Superblock::tree_offset(offset, parameters.hash_block_len)?;
-        writeln!(text, "Hash device size: \t{} [bytes]", start + layout.tree_len())?;
-    } else if offset == 0 {
-        writeln!(text, "Hash device size: \t{} [bytes]", layout.tree_len())?;
+    if offset == 0 {
+        let start = superblock.map_or(Ok(0), |_| Superblock::tree_offset(offset, parameters.hash_block_len))?;
+        // As veritysetup adds them up, without what may be between.
+        let parity = fec.filter(|(_, is_on_hash)| *is_on_hash).map_or(0, |(fec, _)| fec.parity_len());
+        writeln!(text, "Hash device size: \t{} [bytes]", start + layout.tree_len() + parity)?;
+    }
+    if let Some((fec, _)) = fec.filter(|(fec, _)| fec.parameters().offset == 0) {
+        writeln!(text, "FEC device size: \t{} [bytes]", fec.parity_len())?;
     }
     Ok(text)
 }

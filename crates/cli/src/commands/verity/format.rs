@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
-use inlock_verity::{Stores, Superblock, create, random_salt};
+use inlock_verity::{Fec, FecParameters, Layout, Stores, Superblock, create, random_salt};
 use uuid::Uuid;
 
 use super::dump::description;
 use super::threads;
 use crate::args::options::Options;
-use crate::args::verity::{given, hash_offset, refuse};
+use crate::args::verity::{fec, given, hash_offset, refuse};
 use crate::error::{CliError, cannot_open};
 use crate::ui::print::print;
-use crate::volume::device::OpenMode;
-use crate::volume::verity::{GivenParameters, VerityDevices, cannot_use, hex, store};
+use crate::volume::device::{Device, OpenMode};
+use crate::volume::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
 
 /// A device to create.
 pub(super) struct FormatArgs {
@@ -31,6 +31,7 @@ pub(super) struct FormatArgs {
     superblock: bool,
     uuid: Uuid,
     root_hash_file: Option<PathBuf>,
+    fec: Option<FecArgs>,
     threads: usize,
 }
 
@@ -52,13 +53,17 @@ impl FormatArgs {
             superblock: !options.no_superblock,
             uuid,
             root_hash_file: options.root_hash_file.clone(),
+            fec: fec(options)?,
             threads: threads(options),
         })
     }
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
         make_file(&self.hash)?;
-        let devices = VerityDevices::open(&self.data, &self.hash, OpenMode::Create)?;
+        if let Some(fec) = &self.fec {
+            make_file(&fec.device)?;
+        }
+        let devices = VerityDevices::open(&self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
         let path = &devices.hash().path;
         let mut parameters = self.given.parameters(&devices.data);
         if self.given.salt.is_none() {
@@ -87,9 +92,9 @@ impl FormatArgs {
             ));
         }
         let end = tree_offset.checked_add(layout.tree_len()).context("Hash area overflow.")?;
-        if let Some(file) = devices.hash().file().filter(|_| !devices.hash().is_block() && devices.hash().len < end) {
-            file.set_len(end).with_context(|| format!("cannot enlarge {}", path.display()))?;
-        }
+        let fec = self.fec_parameters(&devices, &layout, tree_offset, end)?;
+        let on_hash = fec.filter(|_| matches!(devices.fec, Some(FecDevice::Hash)));
+        enlarge(devices.hash(), on_hash.map_or(end, |fec| fec.offset))?;
         let hash_store = store(devices.hash(), IoMode::Sync, false)?;
         let data_store = match &devices.hash {
             Some(_) => store(&devices.data, IoMode::Sync, true)?,
@@ -97,6 +102,8 @@ impl FormatArgs {
         };
         let stores = Stores::new(data_store, hash_store.clone(), tree_offset);
         let root = create(&stores, &layout, self.threads).map_err(cannot_use(path))?;
+        let fec = fec.map(|parameters| self.write_parity(parameters, &devices, &stores, &layout)).transpose()?;
+        let fec = fec.map(|fec| (fec, on_hash.is_some()));
         // Last: a device whose creation was interrupted has none.
         let (uuid, hash_name) = (self.uuid.into_bytes(), self.hash_name.to_ascii_lowercase());
         let superblock = self.superblock.then_some(Superblock { uuid, hash_name, parameters });
@@ -109,10 +116,56 @@ impl FormatArgs {
         if let Some(file) = &self.root_hash_file {
             write_root_hash(file, &root)?;
         }
-        let text = description(&self.hash, superblock.as_ref(), &layout, &self.hash_name, self.hash_offset)?;
+        let text =
+            description(&self.hash, superblock.as_ref(), &layout, fec.as_ref(), &self.hash_name, self.hash_offset)?;
         let at = text.find("Hash device size").unwrap_or(text.len());
         print(format_args!("{}Root hash:      \t{root}\n{}", &text[..at], &text[at..]))
     }
+
+    /// Returns the parameters of error correction, for a tree that ends at byte `end`.
+    fn fec_parameters(
+        &self,
+        devices: &VerityDevices,
+        layout: &Layout,
+        tree_offset: u64,
+        end: u64,
+    ) -> anyhow::Result<Option<FecParameters>> {
+        let is_on_hash = matches!(devices.fec, Some(FecDevice::Hash));
+        let hash_len = devices.hash().len.max(end);
+        let fec = self.fec.as_ref().map(|fec| fec.parameters(layout, tree_offset, hash_len, is_on_hash));
+        fec.transpose()
+    }
+
+    /// Writes the parity of a device whose tree is written, and syncs it.
+    fn write_parity(
+        &self,
+        parameters: FecParameters,
+        devices: &VerityDevices,
+        stores: &Stores,
+        layout: &Layout,
+    ) -> anyhow::Result<Fec> {
+        let device = devices.fec().context("no device for the parity")?;
+        let path = &device.path;
+        let fec = |store| Fec::new(store, parameters, layout).map_err(|error| cannot_use(path)(error.into()));
+        // The store has the length that it is opened with.
+        let len = fec(stores.hash.clone())?.parity_len();
+        enlarge(device, parameters.offset + len)?;
+        let store = store(device, IoMode::Sync, false)?;
+        let fec = fec(store.clone())?;
+        fec.create(stores, self.threads).map_err(cannot_use(path))?;
+        store.sync().map_err(cannot_sync(path))?;
+        Ok(fec)
+    }
+}
+
+/// Lets a file have at least `len` bytes.
+fn enlarge(device: &Device, len: u64) -> anyhow::Result<()> {
+    let Some(file) = device.file().filter(|_| !device.is_block()) else { return Ok(()) };
+    let cannot_enlarge = || format!("cannot enlarge {}", device.path.display());
+    if file.metadata().with_context(cannot_enlarge)?.len() < len {
+        file.set_len(len).with_context(cannot_enlarge)?;
+    }
+    Ok(())
 }
 
 /// Creates the hash device as an empty file if there is none.

@@ -2,6 +2,7 @@
 
 mod dump;
 mod format;
+mod table;
 mod verify;
 
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use super::{close, open, serve, status};
 use crate::args::action::{ATTACH, Action, Arguments, Prepared};
 use crate::args::options::Options;
 use crate::args::source::key_args;
-use crate::args::verity::{VERITY, hash_offset, verity_args};
+use crate::args::verity::{VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
 use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
@@ -31,13 +32,13 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     // Number of arguments behind the command, as veritysetup has them.
     let (least, most, usage) = match command.as_str() {
         "format" => (2, 2, "<data_device> <hash_device>"),
-        "verify" | "serve" => (2, 3, "<data_device> <hash_device> [<root_hash>]"),
+        "verify" | "serve" | "table" => (2, 3, "<data_device> <hash_device> [<root_hash>]"),
         "open" => (3, 4, "<data_device> <name> <hash_device> [<root_hash>]"),
         "dump" => (1, 1, "<hash_device>"),
         "status" | "close" => (1, 1, "<name>"),
         other => {
             return Err(CliError::usage(format!(
-                "Command '{other}' is none of format, verify, open, serve, dump, status, close."
+                "Command '{other}' is none of format, verify, open, serve, dump, table, status, close."
             )));
         }
     };
@@ -54,6 +55,11 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             let (args, threads) = (verity_args(&options, hash, &mut arguments)?, threads(&options));
             Ok(Prepared::new(move || verify::run(&data, &args, threads)))
         }
+        "table" => {
+            let (data, hash) = (arguments.path()?, arguments.path()?);
+            let args = verity_args(&options, hash, &mut arguments)?;
+            Ok(Prepared::new(move || table::run(&data, &args)))
+        }
         "open" => {
             let data = arguments.path()?;
             let name = arguments.name_or("open: requires <data_device> <name> <hash_device> as arguments.")?;
@@ -69,7 +75,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
         "dump" => {
             let (path, offset, json) = (arguments.path()?, hash_offset(&options)?, options.json);
-            Ok(Prepared::new(move || dump::run(&path, offset, json)))
+            let fec = fec(&options)?;
+            Ok(Prepared::new(move || dump::run(&path, offset, fec.as_ref(), json)))
         }
         "status" => {
             let (name, json) = (arguments.name()?, options.json);
@@ -88,9 +95,9 @@ fn check_options(options: &Options, command: &str) -> anyhow::Result<()> {
     let given = [
         (options.json && !is(&["dump", "status"]), "json"),
         (options.uuid.is_some() && command != "format", "uuid"),
-        (options.ignore_corruption && !is(&["open", "serve"]), "ignore-corruption"),
-        (options.ignore_zero_blocks && !is(&["open", "serve"]), "ignore-zero-blocks"),
-        (options.threads.is_some() && is(&["dump", "status", "close"]), "threads"),
+        (options.ignore_corruption && !is(&["open", "serve", "table"]), "ignore-corruption"),
+        (options.ignore_zero_blocks && !is(&["open", "serve", "table"]), "ignore-zero-blocks"),
+        (options.threads.is_some() && is(&["dump", "table", "status", "close"]), "threads"),
     ];
     match given.iter().find(|(given, _)| *given) {
         None => Ok(()),

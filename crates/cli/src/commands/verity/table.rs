@@ -1,0 +1,28 @@
+//! `verity table`: prints the device-mapper table of a device.
+
+use std::path::Path;
+
+use inlock_volume::table::ShowKeys;
+
+use crate::ui::print::{print, warn};
+use crate::volume::device::OpenMode;
+use crate::volume::info::resolved;
+use crate::volume::verity::{FecDevice, VerityArgs, VerityDevices};
+use crate::volume::verity_table::of_volume;
+
+pub(super) fn run(data: &Path, args: &VerityArgs) -> anyhow::Result<()> {
+    let devices = VerityDevices::open(data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
+    let opening = args.load(&devices)?;
+    let own = devices.fec().filter(|_| matches!(devices.fec, Some(FecDevice::Own(_))));
+    let all = std::iter::once(&devices.data).chain(&devices.hash).chain(own);
+    for device in all.filter(|device| !device.is_block()) {
+        let path = device.path.display();
+        warn(format_args!("{path} is a file; the Linux kernel needs a block device, such as a loop device"));
+    }
+    let table = of_volume(&opening, &resolved(&devices.data.path), &resolved(&devices.hash().path));
+    if !table.verity.has_blocks_of_the_kernel() {
+        let len = table.verity.data_block_size;
+        warn(format_args!("the Linux kernel would refuse the line: data blocks of {len} bytes exceed its page"));
+    }
+    print(&**table.to_text(ShowKeys::No))
+}

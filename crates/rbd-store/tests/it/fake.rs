@@ -1,0 +1,73 @@
+//! Builds the libraries, and opens images through them.
+
+use inlock_rbd_store::{OpenError, RbdName, RbdStore, StoreOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Libraries to build: as they are, too old, without a function.
+const VARIANTS: [(&str, &[&str]); 3] = [("good", &[]), ("old", &["-DMINOR=3"]), ("lacking", &["-DLACKING"])];
+
+/// Returns the directory of a variant of the libraries.
+pub(crate) fn libraries(variant: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(build).join(variant)
+}
+
+fn build() -> PathBuf {
+    // Libraries stay loaded until the process ends, so their directory stays, too.
+    let dir = tempfile::tempdir().expect("a directory").keep();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fake_ceph.c");
+    for (variant, flags) in VARIANTS {
+        std::fs::create_dir(dir.join(variant)).expect("a directory");
+        for (file, define) in [("librados.so.2", "-DRADOS"), ("librbd.so.1", "-DRBD")] {
+            let mut cc = Command::new("cc");
+            cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", define]).args(flags);
+            let status = cc.arg("-o").arg(dir.join(variant).join(file)).arg(&source).status().expect("cc runs");
+            assert!(status.success(), "{variant}/{file}");
+        }
+    }
+    dir
+}
+
+/// Returns options whose libraries are those of this directory.
+pub(crate) fn options() -> StoreOptions {
+    let mut options = StoreOptions::default();
+    options.library_dir = Some(libraries("good"));
+    options.connect_timeout = Duration::from_secs(60);
+    options
+}
+
+/// Opens `rbd:pool/image` with instructions for the libraries.
+pub(crate) fn open(instructions: &str) -> Result<RbdStore, OpenError> {
+    open_with(&format!("rbd:pool/image:mon_host=x{instructions}"), &options(), false)
+}
+
+pub(crate) fn open_with(name: &str, options: &StoreOptions, read_only: bool) -> Result<RbdStore, OpenError> {
+    RbdStore::open(&RbdName::parse(name).expect("a name"), options, read_only)
+}
+
+/// A file that the libraries write their calls to.
+pub(crate) struct Log(tempfile::TempDir);
+
+impl Log {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    /// Returns a file in its directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Returns the instruction to write it.
+    pub(crate) fn instruction(&self) -> String {
+        format!(":fake_log={}", self.path("log").display())
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+        text.lines().map(ToOwned::to_owned).collect()
+    }
+}

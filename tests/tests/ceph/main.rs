@@ -1,0 +1,10 @@
+//! Volumes on images of a real Ceph cluster, with librbd's own encryption as the reference, and with everything that
+//! can happen to a cluster.
+//!
+//! `./test.sh ceph` installs Ceph, starts a cluster (`tests/ceph/cluster.sh`) and names its directory in
+//! INLOCK_CEPH_DIR.
+
+mod actions;
+mod both_ways;
+mod failures;
+mod support;
