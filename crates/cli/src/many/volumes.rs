@@ -153,7 +153,7 @@ impl Volumes {
                 server.reload(options).map_err(tls::cannot_use)
             }
             _ => {
-                Err(CliError::refused("tls of a running server cannot change.", "stop the server, and start it again"))
+                Err(CliError::refused("TLS of a running server cannot change.", "stop the server, and start it again"))
             }
         }
     }

@@ -16,7 +16,7 @@ const MAX_FILE: u64 = 1 << 20;
 pub struct CertificateError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong.
+    /// Cause of the failure.
     pub reason: String,
     /// Error of the system, if the file cannot be read.
     pub source: Option<io::Error>,
@@ -35,7 +35,7 @@ impl CertificateError {
 
 /// Authorities whose certificates are trusted.
 pub struct Authorities {
-    /// Those of `ca-cert.pem`.
+    /// Certificates of `ca-cert.pem`.
     pub roots: RootCertStore,
     /// Lists of revoked certificates: `ca-crl.pem`, if it exists.
     pub revoked: Vec<CertificateRevocationListDer<'static>>,

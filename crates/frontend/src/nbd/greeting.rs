@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Greeting {
     link: Link,
     deadline: Instant,
-    /// Hangs up when the server stops.
+    /// Its other end is closed when the server stops.
     stop: Arc<OwnedFd>,
     tls: Option<Arc<TlsServer>>,
     /// The export that the client named last.

@@ -18,6 +18,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const ERR_TLS_REQD: u32 = 1 << 31 | 5;
@@ -36,20 +37,28 @@ struct Secured {
 
 impl Secured {
     fn new(mode: TlsMode, limits: Limits) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a server that follows the protocol");
         let authority = Authority::with_server(&dir.path().join("c"), "server");
         let options = TlsOptions { mode, certificates: authority.dir().to_owned(), verify_peer: false };
-        let tls = TlsServer::load(&options).unwrap();
+        let tls = TlsServer::load(&options).expect("a server that follows the protocol");
         let device = device(memory(LEN), 4096, READ_WRITE_DISCARD);
         let socket = dir.path().join("s");
         let mut options = ServerOptions::default();
         options.export_name = NAME.into();
         (options.threads, options.limits, options.io) = (2, limits, rings()[0]);
-        let server = Server::start_with_tls(Arc::clone(&device), &Listen::Unix(socket.clone()), &options, tls).unwrap();
+        let server = Server::start_with_tls(Arc::clone(&device), &Listen::Unix(socket.clone()), &options, tls)
+            .expect("a server that follows the protocol");
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(authority.dir().join("ca-cert.pem")).unwrap()).unwrap();
+        roots
+            .add(
+                CertificateDer::from_pem_file(authority.dir().join("ca-cert.pem"))
+                    .expect("a server that follows the protocol"),
+            )
+            .expect("a server that follows the protocol");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("a server that follows the protocol");
         let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
         Self { server: Some(server), device, socket, config, _dir: dir }
     }
@@ -62,7 +71,7 @@ impl Secured {
     /// A connection with TLS, on which nothing was negotiated.
     fn secure(&self) -> Secure {
         let mut plain = self.greet();
-        assert_eq!(plain.ask(STARTTLS, b"").unwrap().kind, ACK);
+        assert_eq!(plain.ask(STARTTLS, b"").expect("a server that follows the protocol").kind, ACK);
         Secure::new(plain, &self.config)
     }
 
@@ -75,12 +84,18 @@ impl Secured {
 
     fn contents(&self) -> Vec<u8> {
         let mut bytes = vec![0; LEN as usize];
-        inlock_engine::BlockingDevice::new(Arc::clone(&self.device)).read_at(&mut bytes, 0).unwrap();
+        inlock_engine::BlockingDevice::new(Arc::clone(&self.device))
+            .read_at(&mut bytes, 0)
+            .expect("a server that follows the protocol");
         bytes
     }
 
     fn stop(&mut self) {
-        self.server.take().unwrap().stop().unwrap();
+        self.server
+            .take()
+            .expect("a server that follows the protocol")
+            .stop()
+            .expect("a server that follows the protocol");
     }
 }
 
@@ -92,12 +107,18 @@ struct Secure {
 
 impl Secure {
     fn new(plain: Connection, config: &Arc<ClientConfig>) -> Self {
-        let connection = ClientConnection::new(Arc::clone(config), ServerName::try_from("localhost").unwrap());
-        Self { stream: StreamOwned::new(connection.unwrap(), plain.stream), cookie: 0 }
+        let connection = ClientConnection::new(
+            Arc::clone(config),
+            ServerName::try_from("localhost").expect("a server that follows the protocol"),
+        );
+        Self {
+            stream: StreamOwned::new(connection.expect("a server that follows the protocol"), plain.stream),
+            cookie: 0,
+        }
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        self.stream.write_all(bytes).expect("a server that follows the protocol");
     }
 
     fn receive(&mut self, len: usize) -> io::Result<Vec<u8>> {
@@ -111,9 +132,9 @@ impl Secure {
         self.send(&option_bytes(number, data));
         let mut kinds = Vec::new();
         loop {
-            let head = self.receive(20).unwrap();
+            let head = self.receive(20).expect("a server that follows the protocol");
             assert_eq!((be64(&head), be32(&head[8..])), (magic::OPTION_REPLY, number));
-            self.receive(be32(&head[16..]) as usize).unwrap();
+            self.receive(be32(&head[16..]) as usize).expect("a server that follows the protocol");
             let kind = be32(&head[12..]);
             kinds.push(kind);
             if kind == ACK || kind >> 31 == 1 {
@@ -137,12 +158,12 @@ impl Secure {
 
     fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         self.request(READ, offset, len as u64, b"");
-        self.reply(len).unwrap()
+        self.reply(len).expect("a server that follows the protocol")
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         self.request(WRITE, offset, data.len() as u64, data);
-        self.reply(0).unwrap();
+        self.reply(0).expect("a server that follows the protocol");
     }
 
     /// Checks that nothing more comes but the end.
@@ -392,7 +413,7 @@ fn handshake_of_tls_that_stalls_or_is_none_ends_in_time() {
         assert_eq!(plain.ask(STARTTLS, b"").unwrap().kind, ACK);
         // The server may have closed the connection before it has read all of it.
         let _ = plain.stream.write_all(sent);
-        plain.expect_closed().unwrap_or_else(|error| panic!("{what}: {error}"));
+        plain.expect_closed().unwrap_or_else(|error| panic!("{what}: {error:#}"));
     }
     // Through TLS the limit is the same.
     let secure = served.secure();
@@ -428,6 +449,31 @@ fn server_that_stops_sends_its_last_replies_over_tls() {
     stopping.join().unwrap().unwrap();
     // A client in its handshake does not delay it.
     waiting.expect_end();
+}
+
+#[test]
+fn server_that_stops_waits_for_replies_that_are_not_sent_yet() {
+    let mut served = Secured::new(TlsMode::Required, Limits::default());
+    let mut client = served.client();
+    client.request(READ, 0, LEN, b"");
+    client.receive(16).unwrap();
+    let server = served.server.take().unwrap();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stopped);
+    let stopping = std::thread::spawn(move || {
+        let outcome = server.stop();
+        flag.store(true, Ordering::SeqCst);
+        outcome
+    });
+    // More than the socket holds, and less than it holds together with the pair of the worker, which has ended.
+    let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap().trim().parse::<usize>().unwrap();
+    let unsent = 2 * most.min(1 << 20) + (300 << 10);
+    client.receive(LEN as usize - unsent).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!stopped.load(Ordering::SeqCst), "the process would end before its last replies are sent");
+    client.receive(unsent).unwrap();
+    client.expect_end();
+    stopping.join().unwrap().unwrap();
 }
 
 #[test]

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_frontend::nbd::descriptors;
 use inlock_frontend::nbd::listener::ExportListener;
-use inlock_frontend::nbd::server::{self, Limits};
+use inlock_frontend::nbd::server::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-use super::captive::{Address, uri};
-use super::{address_of, cannot_serve, certificates_of};
+use super::captive::uri;
+use super::{address_of, cannot_serve, captive_address, certificates_of};
 use crate::args::options::Options;
 use crate::control::background;
 use crate::error::CliError;
@@ -80,11 +80,7 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     let caught = signals::catch()?;
     let control = args.control.as_deref().map(|path| ControlSocket::start(path, Arc::clone(&volumes))).transpose()?;
     let listener = ExportListener::start(&listen, volumes.clone(), Limits::default(), tls).map_err(cannot_serve)?;
-    let address = match listener.listen() {
-        server::Listen::Unix(path) => Address::Unix(path.clone()),
-        server::Listen::Tcp(address) => Address::Tcp(*address),
-    };
-    let uri = uri(&address, "", certificates_of(volumes.tls_options()));
+    let uri = uri(&captive_address(listener.listen()), "", certificates_of(volumes.tls_options()));
     let _ = print(format_args!("{uri}\n"));
     background::notify_ready(&format!("{} volumes at {uri}", volumes.count()));
     let ended = serve(&volumes, &caught);

@@ -243,16 +243,12 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let stores = unlocked.into_device(options.io, access)?;
     // From here on a signal drains the server; before, it terminates the process.
     let caught = signals::catch()?;
-    let device = stores.device.clone();
     let server = match tls {
-        None => Server::start(device, &listen, &options),
-        Some(tls) => Server::start_with_tls(device, &listen, &options, tls),
+        None => Server::start(stores.device.clone(), &listen, &options),
+        Some(tls) => Server::start_with_tls(stores.device.clone(), &listen, &options, tls),
     };
     let server = server.map_err(cannot_serve)?;
-    let address = match server.listen() {
-        server::Listen::Unix(path) => Address::Unix(path.clone()),
-        server::Listen::Tcp(address) => Address::Tcp(*address),
-    };
+    let address = captive_address(server.listen());
     let certificates = certificates_of(args.tls.as_ref());
     let uri = captive::uri(&address, &args.export_name, certificates);
     let info = |claim: &Claim| RuntimeInfo {
@@ -294,6 +290,14 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     stopped?;
     ended
+}
+
+/// Returns the address for clients.
+fn captive_address(listen: &server::Listen) -> Address {
+    match listen {
+        server::Listen::Unix(path) => Address::Unix(path.clone()),
+        server::Listen::Tcp(address) => Address::Tcp(*address),
+    }
 }
 
 /// Refuses writable zoned volumes: NBD clients cannot write zones in order.
@@ -367,7 +371,7 @@ fn check_tcp(address: SocketAddr, insecure: bool, tls: Option<&TlsOptions>) -> a
     if let Some(tls) = tls.filter(|tls| tls.mode == TlsMode::Required) {
         if !tls.verify_peer {
             warn(format_args!(
-                "clients of {address} need no certificate: whoever can connect gets the plaintext; use --tls-verify-peer"
+                "clients of {address} need no certificate, and all that can connect get the plaintext; use --tls-verify-peer"
             ));
         }
         return Ok(());
