@@ -2,7 +2,7 @@
 
 use crate::client::{READ, TIMEOUT, WRITE, greet};
 use crate::support::*;
-use inlock_engine::Device;
+use inlock_engine::{BackingStore, Device};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
 use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 use inlock_tests::certificates::Authority;
@@ -13,7 +13,7 @@ use inlock_tests::report::count;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -37,11 +37,15 @@ struct Secured {
 
 impl Secured {
     fn new(mode: TlsMode, limits: Limits) -> Self {
+        Self::over(memory(LEN), mode, limits)
+    }
+
+    fn over(store: Arc<dyn BackingStore>, mode: TlsMode, limits: Limits) -> Self {
         let dir = tempfile::tempdir().expect("a server that follows the protocol");
         let authority = Authority::with_server(&dir.path().join("c"), "server");
         let options = TlsOptions { mode, certificates: authority.dir().to_owned(), verify_peer: false };
         let tls = TlsServer::load(&options).expect("a server that follows the protocol");
-        let device = device(memory(LEN), 4096, READ_WRITE_DISCARD);
+        let device = device(store, 4096, READ_WRITE_DISCARD);
         let socket = dir.path().join("s");
         let mut options = ServerOptions::default();
         options.export_name = NAME.into();
@@ -169,8 +173,10 @@ impl Secure {
     /// Checks that nothing more comes but the end.
     fn expect_end(mut self) {
         let mut rest = Vec::new();
-        let _ = self.stream.read_to_end(&mut rest);
+        let ended = self.stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{} bytes", rest.len());
+        let is_late = ended.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        assert!(!is_late, "the connection stays open");
     }
 }
 
@@ -272,7 +278,8 @@ fn plaintext_behind_starttls_is_never_an_option_or_a_request() {
             let mut replies = [0; 20];
             let asked = secure.stream.write_all(&option_bytes(option::LIST, b""));
             let replied = asked.and_then(|()| secure.stream.read_exact(&mut replies));
-            assert!(replied.is_err(), "{what}: {replies:?}");
+            let error = replied.expect_err(what).kind();
+            assert!(!matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{what}: the connection stays open");
         }
     }
     assert!(served.contents() == before, "a write was made");
@@ -320,6 +327,33 @@ fn data_over_tls_is_that_of_the_model() {
     assert!(served.contents() == model);
     drop(clients);
     served.stop();
+}
+
+#[test]
+fn requests_wait_for_a_worker_that_is_busy() {
+    let store = FaultyStore::new(LEN);
+    let served = Secured::over(Arc::clone(&store) as _, TlsMode::Required, Limits::default());
+    let mut client = served.client();
+    store.set(Faults { hold_writes: true, ..Faults::default() });
+    let data = pattern(3, LEN);
+    // More than all buffers and sockets between client and worker hold.
+    let is_held = std::thread::scope(|scope| {
+        let release = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            let is_held = store.waiting.load(Ordering::SeqCst) > 0;
+            store.set(Faults::default());
+            is_held
+        });
+        for (number, block) in data.chunks(16 << 10).enumerate() {
+            client.request(WRITE, number as u64 * (16 << 10), 16 << 10, block);
+        }
+        release.join().unwrap()
+    });
+    assert!(is_held, "no write was held");
+    for _ in data.chunks(16 << 10) {
+        client.reply(0).unwrap();
+    }
+    assert!(served.contents() == data);
 }
 
 #[test]
