@@ -21,7 +21,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, OffloadOptions};
 use inlock_frontend::nbd::descriptors;
 use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
-use inlock_frontend::nbd::tls::{TlsMode, TlsOptions};
+use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
@@ -236,18 +236,13 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     let options = options(args);
-    let per_client = if tls.is_some() { DESCRIPTORS_WITH_TLS } else { 1 };
-    descriptors::raise_limit(per_client * options.max_connections);
+    descriptors::raise_limit(options.max_connections * if tls.is_some() { DESCRIPTORS_WITH_TLS } else { 1 });
     let info = unlocked.info.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: info.flags.allow_discards };
     let stores = unlocked.into_device(options.io, access)?;
     // From here on a signal drains the server; before, it terminates the process.
     let caught = signals::catch()?;
-    let server = match tls {
-        None => Server::start(stores.device.clone(), &listen, &options),
-        Some(tls) => Server::start_with_tls(stores.device.clone(), &listen, &options, tls),
-    };
-    let server = server.map_err(cannot_serve)?;
+    let server = start_server(stores.device.clone(), &listen, &options, tls).map_err(cannot_serve)?;
     let address = captive_address(server.listen());
     let certificates = certificates_of(args.tls.as_ref());
     let uri = captive::uri(&address, &args.export_name, certificates);
@@ -290,6 +285,18 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     stopped?;
     ended
+}
+
+fn start_server(
+    device: Arc<engine::Device>,
+    listen: &server::Listen,
+    options: &ServerOptions,
+    tls: Option<TlsServer>,
+) -> Result<Server, ServerError> {
+    match tls {
+        None => Server::start(device, listen, options),
+        Some(tls) => Server::start_with_tls(device, listen, options, tls),
+    }
 }
 
 /// Returns the address for clients.
