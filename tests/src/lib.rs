@@ -4,6 +4,7 @@
 //! The suites are in `tests/tests`, one file for each guarantee. They run real programs (cryptsetup, qemu-img, nbdkit,
 //! libnbd's tools, fio). A missing program is an error, never a silent pass.
 
+pub mod certificates;
 pub mod image;
 pub mod lost_writes;
 pub mod memory_search;

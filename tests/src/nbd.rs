@@ -375,6 +375,7 @@ impl Connection {
                 Err(e) if [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe].contains(&e.kind()) => {
                     return Ok(dropped);
                 }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e).context("the server keeps the connection open"),
             }
         }

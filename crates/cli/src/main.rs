@@ -12,6 +12,7 @@ mod control;
 mod error;
 mod many;
 mod system;
+mod tls;
 mod ui;
 mod values;
 mod volume;

@@ -3,6 +3,8 @@
 mod harness;
 #[path = "serve/many.rs"]
 mod many;
+#[path = "serve/tls.rs"]
+mod tls;
 
 use harness::{Dir, call, call_with, have, inlock, noise, run};
 use inlock_tests::nbd::{Connection, Mode};

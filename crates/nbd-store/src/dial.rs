@@ -2,12 +2,13 @@
 
 use crate::error::OpenError;
 use crate::options::{ExportFacts, StoreOptions};
-use crate::tls::{Link, Tls};
+use crate::tls::Tls;
 use crate::uri::{Address, NbdUri};
 use inlock_frontend::nbd::client::{
     BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
 };
 use inlock_frontend::nbd::handshake::ReplyStyle;
+use inlock_frontend::nbd::link::Link;
 use inlock_frontend::nbd::protocol::{
     BASE_ALLOCATION, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, handshake_flag, info, option, option_reply,
     transmission_flag,
@@ -94,7 +95,7 @@ fn connect(uri: &NbdUri, limit: Limit, tls: Option<&Tls>) -> Result<Dialed, Open
         Socket::Unix(socket) => OwnedFd::from(socket),
         Socket::Tcp(socket) => OwnedFd::from(socket),
     };
-    Ok(Dialed { link: Link::new(socket, dialog.tls), style, has_extents, facts })
+    Ok(Dialed { link: Link::new(socket, dialog.tls.map(Into::into)), style, has_extents, facts })
 }
 
 fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {

@@ -1,5 +1,6 @@
 //! Reasons why an export cannot be opened.
 
+use inlock_frontend::nbd::certificates::CertificateError;
 use inlock_frontend::nbd::client::BadReply;
 use std::io;
 
@@ -61,4 +62,10 @@ pub enum OpenError {
     /// Connections to the server state different facts, or another export than before.
     #[error("{0}")]
     Changed(&'static str),
+}
+
+impl From<CertificateError> for OpenError {
+    fn from(error: CertificateError) -> Self {
+        Self::Certificates(error.to_string())
+    }
 }

@@ -2,8 +2,8 @@
 //!
 //! [`NbdStore::open`] connects to the server of an [`NbdUri`] and returns a store that carries out operations
 //! asynchronously, many at a time, over one connection or several. One thread (`driver`) has all of it: connections
-//! (`line`), what waits for them, and connecting again (`dial`). With TLS,
-//! `tls` is between a connection and its socket.
+//! (`line`), what waits for them, and connecting again (`dial`). `tls` has
+//! the certificates; the frontend's [`Link`](inlock_frontend::nbd::link::Link) encrypts.
 //!
 //! The server holds ciphertext and is not trusted: it cannot make the store allocate, wait without bound, or answer for
 //! another request. A server that violates the protocol is disconnected, and its requests are sent again over

@@ -5,12 +5,12 @@
 
 use crate::dial::Dialed;
 use crate::job::{Job, Kind};
-use crate::tls::{self, Link};
 use inlock_engine::Errno;
 use inlock_frontend::nbd::client::{
     BadReply, Content, MAX_REQUEST_HEADER, MAX_SMALL_PAYLOAD, ReplyHead, request_header,
 };
 use inlock_frontend::nbd::handshake::ReplyStyle;
+use inlock_frontend::nbd::link::{self, Link};
 use inlock_frontend::nbd::protocol::command;
 use inlock_frontend::nbd::transmission::Command;
 use rustix::net::Shutdown;
@@ -171,7 +171,7 @@ impl Line {
         self.filled = 0..0;
         // Nothing is sent from now on, so replies need not be decrypted.
         let mut input = [IoSliceMut::new(&mut self.input)];
-        !matches!(tls::receive(self.link.socket(), &mut input), Ok(None | Some(1..)))
+        !matches!(link::receive(self.link.socket(), &mut input), Ok(None | Some(1..)))
     }
 
     /// Returns whether replies still count.

@@ -504,7 +504,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECS", help_heading = "Output")]
     pub progress_frequency: Option<u64>,
 
-    /// Address of the NBD server: unix:PATH, or with --insecure tcp:HOST:PORT
+    /// Address of the NBD server: unix:PATH, or tcp:HOST:PORT with --tls-verify-peer or --insecure
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub nbd: Option<Listen>,
     /// Serve the volumes of a TOML file, each under its name
@@ -588,9 +588,21 @@ pub(crate) struct Options {
     /// Microseconds to poll for the next short request before sleeping (default: auto, up to 50 where it helps)
     #[arg(long, value_name = "USECS", help_heading = "Performance")]
     pub busy_poll: Option<String>,
-    /// Allow unencrypted NBD over TCP, and addresses that other machines can reach
+    /// Allow NBD over TCP without TLS or without certificates of clients, and metrics for other machines
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,
+    /// Offer TLS to clients (on), or accept no others (require) (default: off)
+    #[arg(long, value_name = "MODE", value_parser = crate::tls::MODES, help_heading = "Serving")]
+    pub tls: Option<String>,
+    /// Directory with server-cert.pem, server-key.pem, ca-cert.pem and ca-crl.pem
+    #[arg(long, value_name = "DIR", help_heading = "Serving")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Accept only clients with a certificate of ca-cert.pem
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub tls_verify_peer: bool,
+    /// Pre-shared keys, which are not supported
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub tls_psk: Option<PathBuf>,
 
     /// Also write the results as an HTML page
     #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]

@@ -15,6 +15,7 @@ use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches};
 use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::throttle::ExportLimits;
+use inlock_frontend::nbd::tls::TlsOptions;
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
@@ -59,6 +60,9 @@ struct FileContent {
     idle_timeout: u64,
     /// Volume of clients that name none.
     default: Option<Spanned<String>>,
+    tls: Option<Spanned<String>>,
+    tls_certificates: Option<Spanned<PathBuf>>,
+    tls_verify_peer: Option<Spanned<bool>>,
     #[serde(default)]
     volumes: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
 }
@@ -67,6 +71,7 @@ struct FileContent {
 #[derive(Clone, Default)]
 pub(crate) struct Config {
     pub default: Option<String>,
+    pub tls: Option<TlsOptions>,
     pub volumes: BTreeMap<String, VolumeConfig>,
 }
 
@@ -138,7 +143,7 @@ pub(crate) fn parse(text: &str) -> Result<Config, String> {
 }
 
 fn convert(content: FileContent) -> Result<Config, Fault> {
-    let mut config = Config::default();
+    let mut config = Config { tls: tls_options(&content)?, ..Config::default() };
     let mut parser = Parser::new();
     // Images, and whether their volume is writable.
     let mut images: HashMap<PathBuf, (String, bool)> = HashMap::new();
@@ -175,6 +180,17 @@ fn convert(content: FileContent) -> Result<Config, Fault> {
         config.default = Some(default.into_inner());
     }
     Ok(config)
+}
+
+fn tls_options(content: &FileContent) -> Result<Option<TlsOptions>, Fault> {
+    let FileContent { tls, tls_certificates: dir, tls_verify_peer: verify, .. } = content;
+    let spans = [tls.as_ref().map(Spanned::span), dir.as_ref().map(Spanned::span), verify.as_ref().map(Spanned::span)];
+    let at = spans.into_iter().flatten().next().unwrap_or_default();
+    let (mode, dir) = (tls.as_ref().map(|tls| tls.as_ref().as_str()), dir.as_ref().map(Spanned::as_ref));
+    crate::tls::options("", mode, dir, verify.as_ref().is_some_and(|verify| *verify.as_ref())).map_err(|text| {
+        let (key, text) = text.split_once(' ').unwrap_or(("tls", &text));
+        Fault::new(at, key.trim_end_matches(':'), text)
+    })
 }
 
 /// The parser of the command line, which is made once for all volumes.
@@ -347,6 +363,7 @@ fn words(value: &Value) -> Result<Vec<OsString>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlock_frontend::nbd::tls::TlsMode;
 
     #[test]
     fn file_reads_with_its_options() {
@@ -363,6 +380,9 @@ mod tests {
         assert_eq!((engine(a), engine(b)), (Some(EngineArgs { threshold: 65536 }), None));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
         assert!(parse("").unwrap().volumes.is_empty());
+        let text = "tls = \"require\"\ntls-certificates = \"/d\"\ntls-verify-peer = true\n";
+        let expected = TlsOptions { mode: TlsMode::Required, certificates: "/d".into(), verify_peer: true };
+        assert_eq!(parse(text).unwrap().tls, Some(expected));
     }
 
     #[test]
@@ -390,6 +410,10 @@ mod tests {
             (format!("default = \"b\"\n{volume}"), "line 1, default: there is no volume b"),
             ("[volumes.a]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.a: exactly one of key-file"),
             ("[volumes.a]\ntype = \"raw\"\n".to_owned(), "line 1, volumes.a: image is missing"),
+            ("tls = \"x\"\n".to_owned(), "line 1, tls: takes 'off', 'on' or 'require'"),
+            ("default = \"b\"\ntls = \"on\"\n".to_owned(), "line 2, tls: needs tls-certificates"),
+            ("tls-certificates = \"/d\"\n".to_owned(), "line 1, tls-certificates: needs tls with 'on' or 'require'"),
+            ("tls-verify-peer = 1\n".to_owned(), "line 1: invalid type"),
             ("[volumes.\"\"]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.: a name has"),
             ("[volumes.a]\nimage = \"/a\"\nkey-command = [\"x\"]\n".to_owned(), "line 3, volumes.a.key-command: "),
         ] {

@@ -10,12 +10,14 @@ use std::time::Instant;
 use inlock_engine::Access;
 use inlock_frontend::nbd::exports::{Catalog, ExportServer, Lease, Unavailable};
 use inlock_frontend::nbd::server::ServerOptions;
+use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
 use serde_json::{Map, Value, json};
 
 use super::config::{self, Config, Opening, VolumeConfig};
 use super::key_command;
 use crate::error::{CliError, message_of};
 use crate::system::pipe;
+use crate::tls;
 use crate::ui::print::print_stderr;
 use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
@@ -36,6 +38,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Volumes {
     file: PathBuf,
     state: Mutex<State>,
+    /// TLS for all clients, as the file had it first.
+    tls: Option<(TlsOptions, Arc<TlsServer>)>,
     /// Held while the file is loaded again.
     reloading: Mutex<()>,
 }
@@ -71,9 +75,26 @@ impl Volumes {
     /// Reads the file.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let file = std::path::absolute(file)?;
-        let Config { default, volumes } = config::read(&file)?;
+        let Config { default, tls, volumes } = config::read(&file)?;
+        let tls = match tls {
+            None => None,
+            Some(options) => {
+                let server = Arc::new(tls::load(&options)?);
+                Some((options, server))
+            }
+        };
         let entries = volumes.into_iter().map(Entry::new).collect();
-        Ok(Self { file, state: Mutex::new(State { default, entries }), reloading: Mutex::default() })
+        Ok(Self { file, state: Mutex::new(State { default, entries }), tls, reloading: Mutex::default() })
+    }
+
+    /// Returns the options of TLS.
+    pub(crate) fn tls_options(&self) -> Option<&TlsOptions> {
+        self.tls.as_ref().map(|(options, _)| options)
+    }
+
+    /// Returns TLS for clients.
+    pub(crate) fn tls(&self) -> Option<&Arc<TlsServer>> {
+        self.tls.as_ref().map(|(_, server)| server)
     }
 
     /// Returns the number of volumes.
@@ -84,7 +105,8 @@ impl Volumes {
     /// Loads the file again. An invalid file changes nothing. Blocks until removed volumes are closed.
     pub(crate) fn reload(&self) -> anyhow::Result<String> {
         let _reloading = lock(&self.reloading);
-        let Config { default, volumes } = config::read(&self.file)?;
+        let Config { default, tls, volumes } = config::read(&self.file)?;
+        self.reload_tls(tls.as_ref())?;
         let (mut added, mut changed, mut to_close) = (0, 0, Vec::new());
         let mut state = lock(&self.state);
         let names: Vec<_> = state.entries.keys().filter(|name| !volumes.contains_key(*name)).cloned().collect();
@@ -121,6 +143,19 @@ impl Volumes {
         }
         close_all(&restarted, false);
         Ok(format!("{added} volumes added, {count} removed, {changed} changed"))
+    }
+
+    /// Reads the certificates again, for new clients.
+    fn reload_tls(&self, options: Option<&TlsOptions>) -> anyhow::Result<()> {
+        match (options, &self.tls) {
+            (None, None) => Ok(()),
+            (Some(options), Some((first, server))) if options.mode == first.mode => {
+                server.reload(options).map_err(tls::cannot_use)
+            }
+            _ => {
+                Err(CliError::refused("TLS of a running server cannot change.", "stop the server, and start it again"))
+            }
+        }
     }
 
     /// Closes volumes that have been idle for long enough, or whose workers have failed.

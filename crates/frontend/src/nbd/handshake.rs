@@ -12,6 +12,8 @@ use super::protocol::{
 pub const MAX_OPTION_LEN: usize = 16 << 10;
 /// Maximum length of option data that is skipped. A client that announces more violates the protocol.
 const MAX_SKIPPED: u32 = 16 << 20;
+/// Text of the reply to an option that comes before TLS.
+const TLS_REQUIRED: &str = "this server requires TLS";
 /// Maximum length of a name in the protocol.
 const MAX_NAME: usize = 4096;
 
@@ -47,6 +49,23 @@ pub enum Step {
     Start(Negotiated),
     /// The client has ended the handshake: the connection closes after the reply.
     Close,
+    /// The handshake of TLS follows the reply. What has arrived behind the option is part of it. Then
+    /// [`Handshake::restart`].
+    StartTls,
+}
+
+/// TLS of a connection during the handshake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Security {
+    /// None, and it cannot be started.
+    #[default]
+    None,
+    /// None yet. The client may start it.
+    Offered,
+    /// None yet. The client has to start it first.
+    Required,
+    /// The connection is encrypted.
+    Started,
 }
 
 /// Violation of the protocol by a client, whose connection then ends.
@@ -65,6 +84,9 @@ pub enum Violation {
     /// Unknown name in EXPORT_NAME, which has no error reply.
     #[error("unknown export name")]
     ExportName,
+    /// EXPORT_NAME, which has no error reply, without TLS that is required.
+    #[error("no TLS, which is required")]
+    NoTls,
     /// Wrong magic number of a request.
     #[error("wrong request magic {0:#x}")]
     RequestMagic(u32),
@@ -78,6 +100,7 @@ pub enum Violation {
 pub struct Handshake {
     state: State,
     zeroes: bool,
+    security: Security,
     negotiated: Negotiated,
 }
 
@@ -98,7 +121,25 @@ impl Handshake {
         out.extend(INIT_MAGIC.to_be_bytes());
         out.extend(OPTION_MAGIC.to_be_bytes());
         out.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
-        Self { state: State::ClientFlags, zeroes: true, negotiated: Negotiated::default() }
+        let (security, negotiated) = (Security::None, Negotiated::default());
+        Self { state: State::ClientFlags, zeroes: true, security, negotiated }
+    }
+
+    /// Offers or requires TLS.
+    #[must_use]
+    pub fn with_security(self, security: Security) -> Self {
+        Self { security, ..self }
+    }
+
+    /// Returns whether the client has to start TLS before any other option.
+    pub fn needs_tls(&self) -> bool {
+        self.security == Security::Required
+    }
+
+    /// Begins again behind the handshake of TLS: what the client has negotiated before may be an attacker's.
+    pub fn restart(&mut self) {
+        self.security = Security::Started;
+        self.negotiated = Negotiated::default();
     }
 
     /// Takes one step with the bytes in `input`, and returns the number of bytes used and what follows. Appends replies
@@ -123,7 +164,11 @@ impl Handshake {
                 let skipped = input.len().min(*rest as usize);
                 *rest -= skipped as u32;
                 if *rest == 0 {
-                    reply(out, *option, option_reply::ERR_TOO_BIG, b"option data too long");
+                    let (kind, text): (u32, &[u8]) = match self.security == Security::Required {
+                        true if *option != option::STARTTLS => (option_reply::ERR_TLS_REQD, TLS_REQUIRED.as_bytes()),
+                        _ => (option_reply::ERR_TOO_BIG, b"option data too long"),
+                    };
+                    reply(out, *option, kind, text);
                     self.state = State::Option;
                 }
                 Ok((skipped, Step::Continue))
@@ -156,6 +201,17 @@ impl Handshake {
     fn answer(&mut self, export: &Export, number: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Violation> {
         let style = self.negotiated.style;
         let (kind, text): (u32, &str) = match number {
+            option::STARTTLS => match self.security {
+                _ if !data.is_empty() => (option_reply::ERR_INVALID, "the option takes no data"),
+                Security::None => (option_reply::ERR_POLICY, "this server does no TLS"),
+                Security::Started => (option_reply::ERR_INVALID, "TLS is already started"),
+                Security::Offered | Security::Required => {
+                    reply(out, number, option_reply::ACK, b"");
+                    return Ok(Step::StartTls);
+                }
+            },
+            option::EXPORT_NAME if self.needs_tls() => return Err(Violation::NoTls),
+            _ if self.needs_tls() && number != option::ABORT => (option_reply::ERR_TLS_REQD, TLS_REQUIRED),
             option::EXPORT_NAME => {
                 if !is_export(export, data) {
                     return Err(Violation::ExportName);

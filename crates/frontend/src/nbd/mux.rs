@@ -429,7 +429,7 @@ pub(super) fn with_discards(flags: u16, access: Access) -> u16 {
 }
 
 /// Sets the options of a client's socket. Those of TCP fail on a unix socket.
-fn configure(socket: &OwnedFd) {
+pub(super) fn configure(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_nodelay(socket, true);
     // Without probes a peer that has vanished would keep its descriptor for ever.
     let _ = sockopt::set_socket_keepalive(socket, true);

@@ -3,6 +3,7 @@
 use super::descriptors;
 use super::memory::OWN_BUFFERS;
 use super::mux::{Message, NbdFrontend, with_discards};
+use super::relay::Relays;
 
 pub use super::mux::Limits;
 use super::protocol::{Export, transmission_flag};
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Connections that wait to be accepted; more block in `connect`.
 const BACKLOG: i32 = 4096;
@@ -151,8 +153,29 @@ impl Drop for Socket {
 pub struct Server {
     listen: Listen,
     acceptor: Acceptor,
+    greeters: Option<Greeters>,
     workers: Workers,
     device: Arc<Device>,
+    drain: Duration,
+}
+
+/// Threads that carry out the handshakes of clients, and encrypt for them.
+pub(super) struct Greeters {
+    threads: Arc<Relays>,
+    /// When it is closed, clients in their handshake are disconnected.
+    hangs_up: Option<OwnedFd>,
+}
+
+impl Greeters {
+    pub(super) fn new(threads: Arc<Relays>, hangs_up: OwnedFd) -> Self {
+        Self { threads, hangs_up: Some(hangs_up) }
+    }
+
+    /// Disconnects clients in their handshake, and limits the time for last replies to the others.
+    fn stop(&mut self, until: Instant) {
+        self.threads.limit(until);
+        self.hangs_up = None;
+    }
 }
 
 /// Worker threads. They end when this is dropped.
@@ -233,6 +256,34 @@ impl Server {
     /// # Errors
     /// The address is in use or cannot be listened at, or a thread cannot be started. Nothing is left behind then.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
+        let limit = options.max_connections.min(descriptors::max_clients());
+        Self::start_by(device, listen, options, |socket, _, workers, live| {
+            let mailboxes = workers.mailboxes.clone();
+            let mut in_turn = (0..mailboxes.len()).cycle();
+            let acceptor = Acceptor::start(socket, move |client| {
+                if live.load(Ordering::Relaxed) < limit
+                    && let Some(number) = in_turn.next()
+                {
+                    live.fetch_add(1, Ordering::Relaxed);
+                    mailboxes[number].post(Message::Accept(client));
+                }
+            })?;
+            Ok((acceptor, None))
+        })
+    }
+
+    /// Starts the workers, and has `accept` take clients for them. Its last argument counts clients.
+    pub(super) fn start_by(
+        device: Arc<Device>,
+        listen: &Listen,
+        options: &ServerOptions,
+        accept: impl FnOnce(
+            Socket,
+            Arc<Device>,
+            &Workers,
+            Arc<AtomicUsize>,
+        ) -> Result<(Acceptor, Option<Greeters>), ServerError>,
+    ) -> Result<Self, ServerError> {
         let pool = Offload::start(&device, &options.offload)?;
         let (socket, listen) = bind(listen)?;
         let export = Arc::new(describe(&device, options));
@@ -242,17 +293,8 @@ impl Server {
             let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
             workers.add(number, (&device, options.threads), frontend, &pool, options)?;
         }
-        let (mailboxes, limit) = (workers.mailboxes.clone(), options.max_connections.min(descriptors::max_clients()));
-        let mut in_turn = (0..mailboxes.len()).cycle();
-        let acceptor = Acceptor::start(socket, move |client| {
-            if live.load(Ordering::Relaxed) < limit
-                && let Some(number) = in_turn.next()
-            {
-                live.fetch_add(1, Ordering::Relaxed);
-                mailboxes[number].post(Message::Accept(client));
-            }
-        })?;
-        Ok(Self { listen, acceptor, workers, device })
+        let (acceptor, greeters) = accept(socket, Arc::clone(&device), &workers, live)?;
+        Ok(Self { listen, acceptor, greeters, workers, device, drain: options.limits.drain })
     }
 
     /// Returns the address at which the server listens, with the port that was chosen.
@@ -284,7 +326,13 @@ impl Server {
         self.acceptor.stop();
         // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
+        if let Some(greeters) = &mut self.greeters {
+            greeters.stop(Instant::now() + self.drain);
+        }
         let outcome = self.workers.finish();
+        if let Some(greeters) = &self.greeters {
+            greeters.threads.wait();
+        }
         final_flush(&self.device)?;
         outcome
     }
@@ -295,6 +343,9 @@ impl Drop for Server {
         // A client that is accepted later would find no worker.
         self.acceptor.stop();
         self.device.end();
+        if let Some(greeters) = &mut self.greeters {
+            greeters.stop(Instant::now());
+        }
     }
 }
 

@@ -253,6 +253,11 @@ impl Session {
                 self.input = Input::Closed(Some(negotiation));
                 Next::Again
             }
+            // Not offered here: handshakes of servers with TLS have a thread of their own.
+            Step::StartTls => {
+                self.input = Input::Closed(None);
+                Next::Disconnect
+            }
         }
     }
 

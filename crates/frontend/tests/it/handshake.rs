@@ -6,7 +6,7 @@ use inlock_tests::nbd::option_bytes;
 use std::io::Read;
 
 use option_reply::{
-    ACK, ERR_EXT_HEADER_REQD, ERR_INVALID, ERR_TOO_BIG, ERR_UNKNOWN, ERR_UNSUP, INFO, META_CONTEXT, SERVER,
+    ACK, ERR_EXT_HEADER_REQD, ERR_INVALID, ERR_POLICY, ERR_TOO_BIG, ERR_UNKNOWN, ERR_UNSUP, INFO, META_CONTEXT, SERVER,
 };
 
 const LEN: u64 = 1 << 20;
@@ -32,7 +32,8 @@ fn table() -> Vec<Row> {
     vec![
         ("list", &[], 3, vec![], &[SERVER, ACK]),
         ("list with data", &[], 3, vec![0], &[ERR_INVALID]),
-        ("starttls", &[], 5, vec![], &[ERR_UNSUP]),
+        ("starttls", &[], 5, vec![], &[ERR_POLICY]),
+        ("starttls with data", &[], 5, vec![0], &[ERR_INVALID]),
         ("an unknown option", &[], 4711, vec![1; 300], &[ERR_UNSUP]),
         ("an option that is too long", &[], 6, vec![0; 20 << 10], &[ERR_TOO_BIG]),
         ("info", &[], 6, go_data(b"", &[]), &[INFO, ACK]),

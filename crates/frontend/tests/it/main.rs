@@ -10,3 +10,4 @@ mod load;
 mod regressions;
 mod stop;
 mod support;
+mod tls;

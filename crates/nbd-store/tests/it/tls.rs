@@ -4,84 +4,15 @@ use crate::fake::quick;
 use crate::real::{Process, compare, nbdkit};
 use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError, StoreOptions};
+use inlock_tests::certificates::Authority;
 use inlock_tests::report::count;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// Settings of `openssl` for an authority and the certificates that it signs.
-const CONFIG: &str = "
-[req]
-distinguished_name = name
-prompt = no
-[name]
-CN = test
-[authority]
-basicConstraints = critical,CA:TRUE
-keyUsage = critical,keyCertSign,cRLSign
-subjectKeyIdentifier = hash
-[server]
-basicConstraints = critical,CA:FALSE
-keyUsage = critical,digitalSignature
-extendedKeyUsage = serverAuth
-subjectAltName = DNS:localhost,IP:127.0.0.1
-[other]
-basicConstraints = critical,CA:FALSE
-keyUsage = critical,digitalSignature
-extendedKeyUsage = serverAuth
-subjectAltName = DNS:other.example
-[client]
-basicConstraints = critical,CA:FALSE
-keyUsage = critical,digitalSignature
-extendedKeyUsage = clientAuth
-[ca]
-default_ca = lists
-[lists]
-database = index
-default_md = sha256
-default_crl_days = 2
-crlnumber = number
-crl_extensions = list
-[list]
-authorityKeyIdentifier = keyid
-";
-
-fn openssl(dir: &Path, arguments: &[&str]) {
-    let made = Command::new("openssl").current_dir(dir).args(arguments).output().unwrap();
-    assert!(made.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&made.stderr));
-}
-
-/// Makes `ca-cert.pem` with its key, and a certificate with the settings `server` as `server-cert.pem`.
-fn certificates(dir: &Path, server: &str) {
-    fs::write(dir.join("config"), CONFIG).unwrap();
-    let new = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
-    let make = |name: &str, settings: &str, more: &[&str]| {
-        let (key, certificate) = (format!("{name}-key.pem"), format!("{name}-cert.pem"));
-        let files = ["-config", "config", "-extensions", settings, "-keyout", &key, "-out", &certificate];
-        openssl(dir, &[&["req"], &new[..], &files, more].concat());
-    };
-    make("ca", "authority", &[]);
-    let signed = ["-CA", "ca-cert.pem", "-CAkey", "ca-key.pem"];
-    make("server", server, &[&signed[..], &["-set_serial", "17", "-subj", "/CN=server"]].concat());
-}
-
-/// Adds a certificate of a client.
-fn client(dir: &Path) {
-    let new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
-    let files = ["-config", "config", "-extensions", "client", "-keyout", "client-key.pem", "-out", "client-cert.pem"];
-    let signed = ["-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-subj", "/CN=client"];
-    openssl(dir, &[&new[..], &files, &signed].concat());
-}
-
-fn subdirectory(dir: &Path, name: &str) -> PathBuf {
-    let path = dir.join(name);
-    fs::create_dir(&path).unwrap();
-    path
-}
 
 fn uri(socket: &Path, dir: &Path, more: &str) -> NbdUri {
     let text = format!("nbds+unix:///?socket={}&tls-certificates={}{more}", socket.display(), dir.display());
@@ -101,19 +32,19 @@ fn refused(uri: &NbdUri, options: &StoreOptions) -> OpenError {
 #[test]
 fn servers_that_require_tls_hold_the_ciphertext_of_the_model() {
     let dir = tempfile::tempdir().unwrap();
-    let certs = subdirectory(dir.path(), "certificates");
-    certificates(&certs, "server");
+    let authority = Authority::with_server(&dir.path().join("certificates"), "server");
+    let certs = authority.dir();
     let socket = dir.path().join("nbdkit");
-    let mut server = require(&socket, &certs, &[]);
-    compare("nbdkit with TLS", NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap(), 200);
+    let mut server = require(&socket, certs, &[]);
+    compare("nbdkit with TLS", NbdStore::open(&uri(&socket, certs, ""), &quick(), false).unwrap(), 200);
     let plain = NbdUri::parse(&format!("nbd+unix:///?socket={}", socket.display())).unwrap();
     assert!(matches!(refused(&plain, &quick()), OpenError::TlsRequired));
     // It ends without a word of TLS, and the store connects again.
-    let store = NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap();
+    let store = NbdStore::open(&uri(&socket, certs, ""), &quick(), false).unwrap();
     assert_eq!(store.write_at(&[7; 4096], 0), Ok(4096));
     store.sync().unwrap();
     server.kill();
-    let _server = require(&socket, &certs, &[]);
+    let _server = require(&socket, certs, &[]);
     let mut data = [1; 4096];
     assert_eq!(store.read_at(&mut data, 0), Ok(4096));
     assert!(data == [0; 4096], "the new server's memory");
@@ -126,17 +57,17 @@ fn servers_that_require_tls_hold_the_ciphertext_of_the_model() {
     command.arg(format!("tls-creds-x509,id=t,dir={},endpoint=server,verify-peer=no", certs.display()));
     command.args(["--tls-creds=t", "-k"]).arg(&socket).arg(&image);
     let _server = Process::start(&mut command, &socket);
-    compare("qemu-nbd with TLS", NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap(), 200);
+    compare("qemu-nbd with TLS", NbdStore::open(&uri(&socket, certs, ""), &quick(), false).unwrap(), 200);
 }
 
 #[test]
 fn certificate_that_is_not_trusted_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (certs, others) = (subdirectory(dir.path(), "one"), subdirectory(dir.path(), "other"));
-    certificates(&certs, "server");
-    certificates(&others, "other");
+    let authority = Authority::with_server(&dir.path().join("one"), "server");
+    let other = Authority::with_server(&dir.path().join("other"), "other");
+    let (certs, others) = (authority.dir(), other.dir());
     let socket = dir.path().join("s");
-    let server = require(&socket, &certs, &[]);
+    let server = require(&socket, certs, &[]);
     let mut checks = 0;
     let mut fails = |uri: &NbdUri, words: &str| {
         let error = refused(uri, &quick());
@@ -145,12 +76,13 @@ fn certificate_that_is_not_trusted_is_refused() {
         checks += 1;
     };
     let works = |uri: &NbdUri| drop(NbdStore::open(uri, &quick(), false).unwrap());
-    works(&uri(&socket, &certs, "&tls-hostname=127.0.0.1"));
-    fails(&uri(&socket, &others, ""), "invalid peer certificate");
-    fails(&uri(&socket, &certs, "&tls-hostname=other.example"), "not valid for name");
-    fails(&uri(&socket, &certs, "&tls-hostname=%20"), "no name of a server");
-    works(&uri(&socket, &others, "&tls-verify-peer=false&tls-hostname=other.example"));
-    let nothing = subdirectory(dir.path(), "nothing");
+    works(&uri(&socket, certs, "&tls-hostname=127.0.0.1"));
+    fails(&uri(&socket, others, ""), "invalid peer certificate");
+    fails(&uri(&socket, certs, "&tls-hostname=other.example"), "not valid for name");
+    fails(&uri(&socket, certs, "&tls-hostname=%20"), "no name of a server");
+    works(&uri(&socket, others, "&tls-verify-peer=false&tls-hostname=other.example"));
+    let nothing = dir.path().join("nothing");
+    fs::create_dir(&nothing).unwrap();
     fails(&uri(&socket, &nothing, ""), "ca-cert.pem: ");
     fs::write(nothing.join("ca-cert.pem"), "no certificate").unwrap();
     fails(&uri(&socket, &nothing, ""), "PEM");
@@ -158,31 +90,28 @@ fn certificate_that_is_not_trusted_is_refused() {
     fails(&none, "tls-certificates=DIR is missing");
 
     // Revoked: serial number 17.
-    fs::write(certs.join("index"), "R\t491231235959Z\t250101000000Z\t11\tunknown\t/CN=server\n").unwrap();
-    fs::write(certs.join("number"), "01\n").unwrap();
-    let list = ["ca", "-gencrl", "-config", "config", "-keyfile", "ca-key.pem", "-cert", "ca-cert.pem"];
-    openssl(&certs, &[&list[..], &["-out", "ca-crl.pem"]].concat());
-    fails(&uri(&socket, &certs, ""), "Revoked");
+    authority.revoke(17);
+    fails(&uri(&socket, certs, ""), "Revoked");
     fs::remove_file(certs.join("ca-crl.pem")).unwrap();
     // A list that cannot be read is not an absent one.
     std::os::unix::fs::symlink("nowhere", certs.join("ca-crl.pem")).unwrap();
-    fails(&uri(&socket, &certs, ""), "ca-crl.pem");
+    fails(&uri(&socket, certs, ""), "ca-crl.pem");
     fs::remove_file(certs.join("ca-crl.pem")).unwrap();
-    works(&uri(&socket, &certs, ""));
+    works(&uri(&socket, certs, ""));
     std::os::unix::fs::symlink("nowhere", certs.join("client-key.pem")).unwrap();
-    fails(&uri(&socket, &certs, ""), "client-key.pem");
+    fails(&uri(&socket, certs, ""), "client-key.pem");
     fs::remove_file(certs.join("client-key.pem")).unwrap();
     drop(server);
 
     // A server that checks its clients.
     let socket = dir.path().join("checks");
-    let _server = require(&socket, &certs, &["--tls-verify-peer"]);
-    let error = refused(&uri(&socket, &certs, ""), &quick());
+    let _server = require(&socket, certs, &["--tls-verify-peer"]);
+    let error = refused(&uri(&socket, certs, ""), &quick());
     assert!(matches!(error, OpenError::TlsFailed { .. } | OpenError::Closed { .. }), "{error:?}");
-    client(&certs);
-    works(&uri(&socket, &certs, ""));
+    authority.issue("client", "client", 18);
+    works(&uri(&socket, certs, ""));
     fs::write(certs.join("client-cert.pem"), "").unwrap();
-    let error = refused(&uri(&socket, &certs, ""), &quick());
+    let error = refused(&uri(&socket, certs, ""), &quick());
     assert!(matches!(error, OpenError::Certificates(_)) && error.to_string().contains("client-cert.pem"), "{error:?}");
     count("nbd_store_tls_refusals", checks);
 }
@@ -203,8 +132,8 @@ fn serve(mut client: UnixStream, reply: &[u8]) {
 #[test]
 fn server_that_does_no_tls_gets_nothing_and_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let certs = subdirectory(dir.path(), "certificates");
-    certificates(&certs, "server");
+    let authority = Authority::with_server(&dir.path().join("certificates"), "server");
+    let certs = authority.dir();
     let reply = |kind: u32| {
         let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
         [&magic[..], &5u32.to_be_bytes(), &kind.to_be_bytes(), &0u32.to_be_bytes()].concat()
@@ -232,7 +161,7 @@ fn server_that_does_no_tls_gets_nothing_and_is_refused() {
         options.connect_timeout = Duration::from_millis(if *words == "no answer" { 300 } else { 60_000 });
         std::thread::scope(|scope| {
             scope.spawn(|| serve(listener.accept().unwrap().0, reply));
-            let error = refused(&uri(&socket, &certs, ""), &options).to_string();
+            let error = refused(&uri(&socket, certs, ""), &options).to_string();
             assert!(error.contains(words), "{name}: {error}");
         });
     }
@@ -260,10 +189,10 @@ fn write_whose_connection_gets_garbage_is_not_acknowledged_early() {
     static IS_CUT: AtomicBool = AtomicBool::new(false);
     static NONE: AtomicBool = AtomicBool::new(false);
     let dir = tempfile::tempdir().unwrap();
-    let certs = subdirectory(dir.path(), "certificates");
-    certificates(&certs, "server");
+    let authority = Authority::with_server(&dir.path().join("certificates"), "server");
+    let certs = authority.dir();
     let (behind, before) = (dir.path().join("server"), dir.path().join("between"));
-    let _server = require(&behind, &certs, &[]);
+    let _server = require(&behind, certs, &[]);
     let listener = UnixListener::bind(&before).unwrap();
     std::thread::spawn(move || {
         let mut connections = Vec::new();
@@ -280,7 +209,7 @@ fn write_whose_connection_gets_garbage_is_not_acknowledged_early() {
     });
     let mut options = quick();
     options.connections = 1;
-    let store = NbdStore::open(&uri(&before, &certs, ""), &options, false).unwrap();
+    let store = NbdStore::open(&uri(&before, certs, ""), &options, false).unwrap();
     assert_eq!(store.write_at(&[1; 4096], 0), Ok(4096));
     store.sync().unwrap();
     IS_CUT.store(true, Ordering::SeqCst);

@@ -18,18 +18,31 @@ pub(crate) enum Address {
     Tcp(SocketAddr),
 }
 
-/// Returns the NBD URI of an export.
-pub(crate) fn uri(address: &Address, export: &str) -> String {
+/// Returns the NBD URI of an export. `certificates`: the directory of a server that requires TLS, for clients on this
+/// machine.
+pub(crate) fn uri(address: &Address, export: &str, certificates: Option<&Path>) -> String {
     let export = percent(export.as_bytes(), b"/");
+    let (s, tls) = match certificates {
+        None => ("", String::new()),
+        Some(dir) => ("s", format!("tls-certificates={}", percent(dir.as_os_str().as_bytes(), b"/"))),
+    };
     match address {
-        Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", percent(path.as_os_str().as_bytes(), b"/")),
-        Address::Tcp(address) => format!("nbd://{address}/{export}"),
+        Address::Unix(path) => {
+            let socket = percent(path.as_os_str().as_bytes(), b"/");
+            format!("nbd{s}+unix:///{export}?socket={socket}{}{tls}", if tls.is_empty() { "" } else { "&" })
+        }
+        Address::Tcp(address) => format!("nbd{s}://{address}/{export}{}{tls}", if tls.is_empty() { "" } else { "?" }),
     }
 }
 
 /// Starts `command` in a shell with variables for the server.
-pub(crate) fn start(command: &OsStr, address: &Address, export: &str) -> io::Result<Child> {
-    Command::new("/bin/sh").arg("-c").arg(script(command, address, export)).spawn()
+pub(crate) fn start(
+    command: &OsStr,
+    address: &Address,
+    export: &str,
+    certificates: Option<&Path>,
+) -> io::Result<Child> {
+    Command::new("/bin/sh").arg("-c").arg(script(command, address, export, certificates)).spawn()
 }
 
 /// Converts an exit status or a signal to one number, as shells do.
@@ -38,7 +51,7 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-fn script(command: &OsStr, address: &Address, export: &str) -> OsString {
+fn script(command: &OsStr, address: &Address, export: &str, certificates: Option<&Path>) -> OsString {
     let mut script = Vec::new();
     let mut set = |name: &str, value: &[u8]| {
         script.extend_from_slice(name.as_bytes());
@@ -46,7 +59,7 @@ fn script(command: &OsStr, address: &Address, export: &str) -> OsString {
         script.extend_from_slice(&quoted(value));
         script.push(b'\n');
     };
-    set("uri", uri(address, export).as_bytes());
+    set("uri", uri(address, export, certificates).as_bytes());
     set("exportname", export.as_bytes());
     // The format from before NBD URIs.
     let mut nbd = match address {
@@ -95,15 +108,24 @@ mod tests {
     #[test]
     fn uri_encodes_reserved_characters() {
         let unix = Address::Unix("/run/a b?.sock".into());
-        assert_eq!(uri(&unix, ""), "nbd+unix:///?socket=/run/a%20b%3F.sock");
-        assert_eq!(uri(&unix, "x&y/z"), "nbd+unix:///x%26y/z?socket=/run/a%20b%3F.sock");
-        assert_eq!(uri(&Address::Tcp("[::1]:10809".parse().unwrap()), "e"), "nbd://[::1]:10809/e");
+        assert_eq!(uri(&unix, "", None), "nbd+unix:///?socket=/run/a%20b%3F.sock");
+        assert_eq!(uri(&unix, "x&y/z", None), "nbd+unix:///x%26y/z?socket=/run/a%20b%3F.sock");
+        assert_eq!(uri(&Address::Tcp("[::1]:10809".parse().unwrap()), "e", None), "nbd://[::1]:10809/e");
+    }
+
+    #[test]
+    fn uri_of_a_server_that_requires_tls_names_its_certificates() {
+        let dir = Some(Path::new("/etc/a b"));
+        let unix = Address::Unix("/s".into());
+        assert_eq!(uri(&unix, "e", dir), "nbds+unix:///e?socket=/s&tls-certificates=/etc/a%20b");
+        let tcp = Address::Tcp("127.0.0.1:1".parse().unwrap());
+        assert_eq!(uri(&tcp, "", dir), "nbds://127.0.0.1:1/?tls-certificates=/etc/a%20b");
     }
 
     #[test]
     fn shell_gets_values_unchanged() {
         let address = Address::Unix("/tmp/it's $HOME `x` \\ \"\n.sock".into());
-        let script = script(OsStr::new("printf %s \"$unixsocket|$exportname|$port\""), &address, "a'b");
+        let script = script(OsStr::new("printf %s \"$unixsocket|$exportname|$port\""), &address, "a'b", None);
         let output = Command::new("/bin/sh").arg("-c").arg(script).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "/tmp/it's $HOME `x` \\ \"\n.sock|a'b|");
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_frontend::nbd::descriptors;
-use inlock_frontend::nbd::exports::ExportListener;
-use inlock_frontend::nbd::server::{self, Limits};
+use inlock_frontend::nbd::listener::ExportListener;
+use inlock_frontend::nbd::server::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-use super::captive::{Address, uri};
-use super::{address_of, cannot_serve};
+use super::captive::uri;
+use super::{address_of, cannot_serve, captive_address, certificates_of};
 use crate::args::options::Options;
 use crate::control::background;
 use crate::error::CliError;
@@ -58,6 +58,10 @@ impl ManyArgs {
         if let Some((_, what)) = given.iter().find(|(given, _)| *given) {
             return Err(CliError::usage(format!("{what} is not allowed with --config, which has it for each volume.")));
         }
+        let tls = options.tls.is_some() || options.tls_certificates.is_some() || options.tls_psk.is_some();
+        if tls || options.tls_verify_peer {
+            return Err(CliError::usage("Options of TLS are not allowed with --config: set tls in the file."));
+        }
         let listen = options.nbd.clone();
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;
@@ -67,17 +71,16 @@ impl ManyArgs {
 
 /// Serves the volumes until a signal.
 pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
-    let listen = address_of(&args.listen, args.insecure)?;
-    let volumes = Arc::new(Volumes::load(&args.config)?);
+    let volumes = Volumes::load(&args.config)?;
+    let listen = address_of(&args.listen, args.insecure, volumes.tls_options())?;
+    let tls = volumes.tls().cloned();
+    let volumes = Arc::new(volumes);
     descriptors::raise_limit(DESCRIPTORS);
     background::protect_io();
     let caught = signals::catch()?;
     let control = args.control.as_deref().map(|path| ControlSocket::start(path, Arc::clone(&volumes))).transpose()?;
-    let listener = ExportListener::start(&listen, volumes.clone(), Limits::default()).map_err(cannot_serve)?;
-    let uri = match listener.listen() {
-        server::Listen::Unix(path) => uri(&Address::Unix(path.clone()), ""),
-        server::Listen::Tcp(address) => uri(&Address::Tcp(*address), ""),
-    };
+    let listener = ExportListener::start(&listen, volumes.clone(), Limits::default(), tls).map_err(cannot_serve)?;
+    let uri = uri(&captive_address(listener.listen()), "", certificates_of(volumes.tls_options()));
     let _ = print(format_args!("{uri}\n"));
     background::notify_ready(&format!("{} volumes at {uri}", volumes.count()));
     let ended = serve(&volumes, &caught);

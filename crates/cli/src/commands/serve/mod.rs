@@ -6,10 +6,11 @@
 mod captive;
 mod many;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, OffloadOptions};
 use inlock_frontend::nbd::descriptors;
 use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
+use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
@@ -38,6 +40,7 @@ use crate::control::served::{ControlHooks, ServedVolume};
 use crate::control::server::Control;
 use crate::error::CliError;
 use crate::system::signals::{self, Caught};
+use crate::tls;
 use crate::ui::print::print;
 use crate::values::{Listen, resolve};
 use crate::volume::engine::EngineArgs;
@@ -64,6 +67,9 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
+/// Descriptors for a client with TLS: its socket, and a pair to its worker.
+const DESCRIPTORS_WITH_TLS: usize = 3;
+
 /// Options of a server of many volumes.
 const MANY: &[&str] = &["config", "control", "serialize-memory-hard-pbkdf"];
 
@@ -85,6 +91,10 @@ pub(super) const SERVE: &[&str] = &[
     "engine-threshold",
     "busy-poll",
     "insecure",
+    "tls",
+    "tls-certificates",
+    "tls-verify-peer",
+    "tls-psk",
 ];
 
 /// A volume to serve.
@@ -105,6 +115,7 @@ pub(super) struct ServeArgs {
     engine: Option<EngineArgs>,
     busy_poll: BusyPoll,
     insecure: bool,
+    tls: Option<TlsOptions>,
 }
 
 fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
@@ -119,6 +130,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
         return Err(CliError::usage("Option --nbd or --run is required for serve action."));
     }
     let (run_mode, engine) = (run_mode(&options)?, engine_of(&options)?);
+    let tls = tls_options(&options)?;
     if options.metrics.is_some() && options.name.is_none() {
         return Err(CliError::refused("Option --metrics needs --name.", "add --name, which labels the metrics"));
     }
@@ -147,7 +159,19 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
         engine,
         busy_poll: busy_poll(options.busy_poll.as_deref())?,
         insecure: options.insecure,
+        tls,
     })
+}
+
+fn tls_options(options: &Options) -> anyhow::Result<Option<TlsOptions>> {
+    if options.tls_psk.is_some() {
+        return Err(CliError::refused(
+            "Option --tls-psk is not supported: the TLS library has no pre-shared keys.",
+            "use certificates: --tls=require --tls-certificates=DIR --tls-verify-peer",
+        ));
+    }
+    tls::options("--", options.tls.as_deref(), options.tls_certificates.as_ref(), options.tls_verify_peer)
+        .map_err(|text| CliError::usage(format!("Option {text}.")))
 }
 
 fn run_mode(options: &Options) -> anyhow::Result<RunMode> {
@@ -204,6 +228,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     refuse_zones(args)?;
     // Checked before a passphrase is asked for.
     let (listen, _private) = listen(args)?;
+    let tls = args.tls.as_ref().map(tls::load).transpose()?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(Claim::take).transpose()?;
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
@@ -211,18 +236,16 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     let options = options(args);
-    descriptors::raise_limit(options.max_connections);
+    descriptors::raise_limit(options.max_connections * if tls.is_some() { DESCRIPTORS_WITH_TLS } else { 1 });
     let info = unlocked.info.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: info.flags.allow_discards };
     let stores = unlocked.into_device(options.io, access)?;
     // From here on a signal drains the server; before, it terminates the process.
     let caught = signals::catch()?;
-    let server = Server::start(stores.device.clone(), &listen, &options).map_err(cannot_serve)?;
-    let address = match server.listen() {
-        server::Listen::Unix(path) => Address::Unix(path.clone()),
-        server::Listen::Tcp(address) => Address::Tcp(*address),
-    };
-    let uri = captive::uri(&address, &args.export_name);
+    let server = start_server(stores.device.clone(), &listen, &options, tls).map_err(cannot_serve)?;
+    let address = captive_address(server.listen());
+    let certificates = certificates_of(args.tls.as_ref());
+    let uri = captive::uri(&address, &args.export_name, certificates);
     let info = |claim: &Claim| RuntimeInfo {
         via: "nbd".to_owned(),
         address: Some(uri.clone()),
@@ -242,7 +265,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         }
     };
     let ended = match &args.command {
-        Some(command) => run_captive(command, &address, &args.export_name, &caught),
+        Some(command) => run_captive(captive::start(command, &address, &args.export_name, certificates), &caught),
         None => {
             // Clients can connect even if standard output is closed.
             let _ = print(format_args!("{uri}\n"));
@@ -262,6 +285,26 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     stopped?;
     ended
+}
+
+fn start_server(
+    device: Arc<engine::Device>,
+    listen: &server::Listen,
+    options: &ServerOptions,
+    tls: Option<TlsServer>,
+) -> Result<Server, ServerError> {
+    match tls {
+        None => Server::start(device, listen, options),
+        Some(tls) => Server::start_with_tls(device, listen, options, tls),
+    }
+}
+
+/// Returns the address for clients.
+fn captive_address(listen: &server::Listen) -> Address {
+    match listen {
+        server::Listen::Unix(path) => Address::Unix(path.clone()),
+        server::Listen::Tcp(address) => Address::Tcp(*address),
+    }
 }
 
 /// Refuses writable zoned volumes: NBD clients cannot write zones in order.
@@ -299,7 +342,7 @@ impl ControlHooks for ShutDownOnClose {
 /// Returns the address, and for a captive command without one a private directory for a socket.
 fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)> {
     match &args.listen {
-        Some(address) => Ok((address_of(address, args.insecure)?, None)),
+        Some(address) => Ok((address_of(address, args.insecure, args.tls.as_ref())?, None)),
         None => {
             let dir =
                 tempfile::Builder::new().prefix("inlock-").tempdir().context("cannot create a private directory")?;
@@ -309,29 +352,43 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
 }
 
 /// Returns an address to listen on.
-fn address_of(listen: &Listen, insecure: bool) -> anyhow::Result<server::Listen> {
+fn address_of(listen: &Listen, insecure: bool, tls: Option<&TlsOptions>) -> anyhow::Result<server::Listen> {
     match listen {
         // A background process leaves its directory.
         Listen::Unix(path) => Ok(server::Listen::Unix(std::path::absolute(path)?)),
         Listen::Tcp { host, port } => {
             let address = resolve(host, *port)?;
-            check_tcp(address, insecure)?;
+            check_tcp(address, insecure, tls)?;
             Ok(server::Listen::Tcp(address))
         }
     }
 }
 
-/// Refuses TCP, unless `insecure`: without TLS every client that can connect gets the plaintext, which includes all
-/// users of this machine.
-fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
-    if insecure {
+/// Returns the directory that a client finds in the URI, if clients need TLS.
+fn certificates_of(tls: Option<&TlsOptions>) -> Option<&Path> {
+    tls.filter(|tls| tls.mode == TlsMode::Required).map(|tls| tls.certificates.as_path())
+}
+
+/// Refuses TCP, unless `insecure` or with TLS that asks clients for a certificate: otherwise every client that can
+/// connect gets the plaintext, which includes all users of this machine.
+fn check_tcp(address: SocketAddr, insecure: bool, tls: Option<&TlsOptions>) -> anyhow::Result<()> {
+    let required = tls.filter(|tls| tls.mode == TlsMode::Required);
+    if insecure || required.is_some_and(|tls| tls.verify_peer) {
         return Ok(());
     }
-    let message = match address.ip().is_loopback() {
-        true => format!("Address {address} is open to all users of this machine, and NBD is unencrypted."),
-        false => format!("Address {address} is not loopback, and NBD is unencrypted."),
+    let place = match address.ip().is_loopback() {
+        true => "is open to all users of this machine",
+        false => "is not loopback",
     };
-    Err(CliError::refused(message, "use unix:PATH, which only its owner can connect to, or allow it with --insecure"))
+    let (why, hint) = match required {
+        Some(_) => ("clients need no certificate", "add --tls-verify-peer, or allow it with --insecure"),
+        None => (
+            "NBD is unencrypted",
+            "use unix:PATH, which only its owner can connect to, or --tls=require with --tls-verify-peer, or allow it \
+             with --insecure",
+        ),
+    };
+    Err(CliError::refused(format!("Address {address} {place}, and {why}."), hint))
 }
 
 fn description(args: &ServeArgs) -> String {
@@ -383,9 +440,9 @@ fn wait_for_signal(caught: &Caught, server: &Server) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the command, passes signals on to it, and returns its exit status.
-fn run_captive(command: &OsStr, address: &Address, export: &str, caught: &Caught) -> anyhow::Result<u8> {
-    let mut child = captive::start(command, address, export).context("cannot run /bin/sh")?;
+/// Waits for the command, passes signals on to it, and returns its exit status.
+fn run_captive(child: io::Result<Child>, caught: &Caught) -> anyhow::Result<u8> {
+    let mut child = child.context("cannot run /bin/sh")?;
     let result = wait_for_child(&mut child, caught);
     if result.is_err() {
         let _ = child.kill();

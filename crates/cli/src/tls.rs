@@ -1,0 +1,60 @@
+//! TLS of the server: options of the command line and keys of a configuration file, which have the names of nbdkit.
+
+use std::io;
+use std::path::PathBuf;
+
+use inlock_frontend::nbd::certificates::CertificateError;
+use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
+
+use crate::error::{CliError, Status};
+
+/// Values of `tls`.
+pub(crate) const MODES: [&str; 3] = ["off", "on", "require"];
+
+/// Returns the options of TLS, from `tls`, `tls-certificates` and `tls-verify-peer`. An error begins with the name of
+/// the option that it is about. `dashes`: what precedes the name of an option.
+pub(crate) fn options(
+    dashes: &str,
+    mode: Option<&str>,
+    dir: Option<&PathBuf>,
+    verify_peer: bool,
+) -> Result<Option<TlsOptions>, String> {
+    let mode = match mode {
+        None | Some("off") => {
+            let name = match (dir.is_some(), verify_peer) {
+                (true, _) => "tls-certificates",
+                (_, true) => "tls-verify-peer",
+                (false, false) => return Ok(None),
+            };
+            return Err(format!("{dashes}{name} needs {dashes}tls with 'on' or 'require'"));
+        }
+        Some("on") => TlsMode::Offered,
+        Some("require") => TlsMode::Required,
+        Some(other) => return Err(format!("{dashes}tls takes 'off', 'on' or 'require', not '{other}'")),
+    };
+    let Some(dir) = dir else { return Err(format!("{dashes}tls needs {dashes}tls-certificates")) };
+    if mode == TlsMode::Offered && verify_peer {
+        return Err(format!("{dashes}tls-verify-peer needs {dashes}tls with 'require': others connect without TLS"));
+    }
+    // A background process leaves its directory.
+    let certificates = std::path::absolute(dir).map_err(|error| format!("{dashes}tls-certificates: {error}"))?;
+    Ok(Some(TlsOptions { mode, certificates, verify_peer }))
+}
+
+/// Reads the certificates.
+pub(crate) fn load(options: &TlsOptions) -> anyhow::Result<TlsServer> {
+    TlsServer::load(options).map_err(cannot_use)
+}
+
+/// Explains why a file of certificates or keys cannot be used.
+pub(crate) fn cannot_use(error: CertificateError) -> anyhow::Error {
+    let status = match error.source.as_ref().map(io::Error::kind) {
+        None => Status::Wrong,
+        Some(io::ErrorKind::PermissionDenied) => Status::Permission,
+        Some(_) => Status::Device,
+    };
+    let reason = crate::error::message_of(&anyhow::Error::msg(error.reason.clone()));
+    let hint = "the directory of --tls-certificates needs server-cert.pem and server-key.pem, and ca-cert.pem with \
+                --tls-verify-peer; docs/guide/tls.md makes them";
+    CliError::Remote(format!("Cannot use {}: {reason}.", error.path.display()), Some(hint.to_owned()), status).into()
+}
