@@ -16,7 +16,7 @@ pub struct AesNi(());
 /// Integers on 256-bit vectors, for ciphers other than AES.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Never made there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx2(());
+pub struct Avx2(());
 
 /// VAES on 256-bit vectors: AVX2, VAES, VPCLMULQDQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl AesNi {
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
     /// Returns the token if this CPU and its operating system have the instructions.
-    pub(crate) fn detect() -> Option<Self> {
+    pub fn detect() -> Option<Self> {
         is_x86_feature_detected!("avx2").then_some(Self(()))
     }
 }

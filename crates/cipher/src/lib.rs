@@ -62,7 +62,7 @@ pub use argon2::{Argon2, Argon2Variant};
 pub use error::{AeadError, CipherError};
 pub use hash::{Hash, UnknownHash};
 pub use in_out::InOut;
-pub use isa::{AesNi, Avx512, CPU_LIMIT_VARIABLE, CpuLimit, Sha, Vaes256, Vaes512};
+pub use isa::{AesNi, Avx2, Avx512, CPU_LIMIT_VARIABLE, CpuLimit, Sha, Vaes256, Vaes512};
 pub use iv::UnitIvs;
 pub use key::VolumeKey;
 pub use locked::memory_lock_failed;

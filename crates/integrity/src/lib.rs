@@ -29,7 +29,7 @@ mod stores;
 mod superblock;
 mod tags;
 
-pub use device::{IntegrityDevice, MetricsSnapshot, Mismatch, ReadError};
+pub use device::{IntegrityDevice, JournalWriter, MetricsSnapshot, Mismatch, ReadError};
 pub use digest::{Digest, digest};
 pub use error::{IntegrityError, InvalidField};
 pub use format::{FormatOptions, format};

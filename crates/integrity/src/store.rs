@@ -5,10 +5,14 @@ use crate::error::IntegrityError;
 use crate::marks::Marks;
 use crate::options::Mode;
 use crate::scratch::{MAX_LEN, Scratch, ScratchPool, bytes_of};
-use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector};
+use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector, scrub_stack};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock};
+
+/// Bytes of stack that a call of the AEAD may use, which is wiped: the thread may wait in the next call when the key is
+/// dropped.
+const CIPHER_STACK: usize = 8 << 10;
 
 /// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
 /// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and
@@ -251,7 +255,9 @@ impl IntegrityStore {
         let Sealing { aead, marks } = sealing.as_ref().ok_or(Errno::SHUTDOWN)?;
         let tuples = bytes_of(memory, self.tuples_len(aead, blocks.len()));
         self.device.read_uncounted(sector, blocks, tuples)?;
-        let bad = aead.open(Sector(sector), InOut::InPlace(blocks), tuples).map_err(|_| Errno::INVAL)?;
+        let bad = aead.open(Sector(sector), InOut::InPlace(blocks), tuples).map_err(|_| Errno::INVAL);
+        scrub_stack::<CIPHER_STACK>();
+        let bad = bad?;
         // Bad units are zero by now, as blocks that were never written are.
         let sector_of = |unit: usize| sector + unit as u64 * aead.unit().sectors();
         let tuple = |unit: usize| &tuples[unit * aead.tuple_len()..][..aead.tuple_len()];
@@ -269,7 +275,9 @@ impl IntegrityStore {
         let (sealed, tuples) = (bytes_of(sealed, blocks.len()), bytes_of(tags, self.tuples_len(aead, blocks.len())));
         // Nothing is written without random IVs.
         let data = InOut::Copy { src: blocks, dst: &mut *sealed };
-        aead.seal(Sector(sector), data, tuples).map_err(|_| Errno::IO)?;
+        let result = aead.seal(Sector(sector), data, tuples).map_err(|_| Errno::IO);
+        scrub_stack::<CIPHER_STACK>();
+        result?;
         self.device.write(sector, sealed, tuples)
     }
 }

@@ -6,6 +6,7 @@ use crate::aes::{self, AesKernel, CbcJob, IV_MARGIN, IvSource, MAX_BATCH, Schedu
 use crate::block_cipher::Block;
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
+use crate::sha256::HmacSha256;
 use crate::{AeadError, AeadSpec, ChainMode, Cipher, CipherError, DataUnitSize, Hash, InOut};
 use digest::{FixedOutput, KeyInit, Update};
 use hmac::Hmac;
@@ -16,32 +17,41 @@ pub(super) fn new(kernel: AesKernel, spec: &AeadSpec, mac: Hash, key: &[u8]) -> 
     let inner = spec.inner().expect("authenc has a cipher");
     let cipher = BatchCipher::new(kernel, inner.cipher, inner.mode, key).ok_or(CipherError::Unsupported(inner))?;
     Ok(match mac {
-        Hash::Sha1 => boxed::<Hmac<sha1::Sha1>>(cipher, mac_key),
-        Hash::Sha256 => boxed::<Hmac<sha2::Sha256>>(cipher, mac_key),
-        Hash::Sha512 => boxed::<Hmac<sha2::Sha512>>(cipher, mac_key),
+        Hash::Sha1 => Box::new(Authenc { cipher, mac: one_by_one::<Hmac<sha1::Sha1>>(mac_key) }),
+        Hash::Sha256 => Box::new(Authenc { cipher, mac: HmacSha256::new(mac_key)? }),
+        Hash::Sha512 => Box::new(Authenc { cipher, mac: one_by_one::<Hmac<sha2::Sha512>>(mac_key) }),
         _ => unreachable!("specifications have no HMAC of {mac}"),
     })
 }
 
-fn boxed<M>(cipher: BatchCipher, mac_key: &[u8]) -> Box<dyn Sealer>
-where
-    M: KeyInit + Update + FixedOutput + Clone + Send + Sync + 'static,
-{
-    let mac = M::new_from_slice(mac_key).expect("HMAC takes keys of every length");
-    Box::new(Authenc { cipher, mac: LockedBox::new(mac) })
+fn one_by_one<M: KeyInit>(mac_key: &[u8]) -> OneByOne<M> {
+    OneByOne(LockedBox::new(M::new_from_slice(mac_key).expect("HMAC takes keys of every length")))
 }
 
 /// A cipher and a MAC with their keys.
 struct Authenc<M> {
     cipher: BatchCipher,
-    mac: LockedBox<M>,
+    mac: M,
 }
 
-impl<M: Update + FixedOutput + Clone> Authenc<M> {
+trait Mac: Send + Sync {
     /// Writes the MAC of every unit of `ciphertext`.
+    fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]);
+}
+
+impl Mac for HmacSha256 {
+    fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]) {
+        HmacSha256::tags(self, |at| units.additional_data(at), ciphertext, units.unit.bytes(), tags);
+    }
+}
+
+/// A MAC that is computed of one unit after the other.
+struct OneByOne<M>(LockedBox<M>);
+
+impl<M: Update + FixedOutput + Clone + Send + Sync> Mac for OneByOne<M> {
     fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]) {
         for (at, (unit, tag)) in ciphertext.chunks_exact(units.unit.bytes()).zip(tags).enumerate() {
-            let mut mac = (*self.mac).clone();
+            let mut mac = (*self.0).clone();
             mac.update(&units.additional_data(at));
             mac.update(unit);
             let digest = mac.finalize_fixed();
@@ -50,14 +60,14 @@ impl<M: Update + FixedOutput + Clone> Authenc<M> {
     }
 }
 
-impl<M: Update + FixedOutput + Clone + Send + Sync> Sealer for Authenc<M> {
+impl<M: Mac> Sealer for Authenc<M> {
     fn seal(&self, units: &Units<'_>, mut data: InOut<'_>, tags: &mut [Tag]) {
         self.cipher.run(units, data.reborrow(), true);
-        self.tags(units, data.destination(), tags);
+        self.mac.tags(units, data.destination(), tags);
     }
 
     fn open(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag]) {
-        self.tags(units, data.source(), tags);
+        self.mac.tags(units, data.source(), tags);
         self.cipher.run(units, data, false);
     }
 

@@ -1,10 +1,11 @@
 //! SHA-256 of several messages of the same length at a time.
 //!
 //! Messages of equal length need the same steps. A stream of SHA instructions waits for its own results, so a kernel
-//! interleaves two or four; another has a word of sixteen messages in each vector of 512 bits. Which is faster depends
-//! on the CPU, so they are compared once, for some microseconds. Blocks are hashed where they lie; only those with the
+//! interleaves two or four; others have a word of eight or sixteen messages in each vector. Which is faster depends on
+//! the CPU, so they are compared once, for some microseconds. Blocks are hashed where they lie; only those with the
 //! edges of a message are put together in a buffer.
 
+mod hmac;
 #[cfg(target_arch = "x86_64")]
 mod pbkdf2;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tests;
 #[allow(unsafe_code)] // Vector loads and stores, and calls of functions that enable instructions.
 mod x86_64;
 
+pub(crate) use hmac::HmacSha256;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pbkdf2::pbkdf2;
 
@@ -47,6 +49,8 @@ pub enum Sha256Kernel {
     Sha2x(isa::Sha),
     /// SHA instructions on four interleaved messages.
     Sha4x(isa::Sha),
+    /// Vectors with words of eight messages. Fewer than half as many are hashed by another kernel.
+    Avx2x8(isa::Avx2),
     /// Vectors with words of sixteen messages. Fewer than half as many are hashed by another kernel.
     Avx512x16(isa::Avx512),
 }
@@ -73,6 +77,7 @@ impl Sha256Kernel {
         if let Some(proof) = isa::Sha::detect().filter(|_| limit > CpuLimit::Portable) {
             kernels.extend([Self::Sha2x(proof), Self::Sha4x(proof)]);
         }
+        kernels.extend(isa::Avx2::detect().filter(|_| limit > CpuLimit::Portable).map(Self::Avx2x8));
         kernels.extend(isa::Avx512::detect().filter(|_| limit >= CpuLimit::Vaes512).map(Self::Avx512x16));
         kernels
     }
@@ -83,6 +88,7 @@ impl Sha256Kernel {
             Self::Portable => "portable",
             Self::Sha2x(_) => "sha2x",
             Self::Sha4x(_) => "sha4x",
+            Self::Avx2x8(_) => "avx2x8",
             Self::Avx512x16(_) => "avx512x16",
         }
     }
@@ -93,6 +99,7 @@ impl Sha256Kernel {
             Self::Portable => 1,
             Self::Sha2x(_) => 2,
             Self::Sha4x(_) => 4,
+            Self::Avx2x8(_) => 8,
             Self::Avx512x16(_) => 16,
         }
     }
@@ -100,7 +107,7 @@ impl Sha256Kernel {
     /// Returns the kernel for fewer messages than fill half of the lanes.
     fn narrower(self) -> Self {
         match self {
-            Self::Avx512x16(_) => isa::Sha::detect().map_or(Self::Portable, Self::Sha4x),
+            Self::Avx2x8(_) | Self::Avx512x16(_) => isa::Sha::detect().map_or(Self::Portable, Self::Sha4x),
             kernel => kernel,
         }
     }
@@ -110,6 +117,12 @@ impl Sha256Kernel {
         #[cfg(target_arch = "x86_64")]
         match self {
             Self::Sha2x(proof) | Self::Sha4x(proof) => return x86_64::compress(proof, states, blocks),
+            Self::Avx2x8(proof) => {
+                let eight = <&mut [State; 8]>::try_from(&mut states[..]).ok();
+                if let (Some(states), Ok(blocks)) = (eight, <[&[Block]; 8]>::try_from(&blocks[..])) {
+                    return x86_64::compress_8(proof, states, blocks);
+                }
+            }
             Self::Avx512x16(proof) => {
                 let sixteen = <&mut [State; 16]>::try_from(&mut states[..]).ok();
                 if let (Some(states), Ok(blocks)) = (sixteen, <[&[Block]; 16]>::try_from(&blocks[..])) {
@@ -223,72 +236,101 @@ impl Sha256Batch {
     }
 
     fn digest_all<'a>(&self, message: impl Fn(usize) -> &'a [u8], digests: &mut [[u8; DIGEST_LEN]]) {
-        let count = digests.len();
-        let mut at = 0;
-        while at < count {
-            let left = count - at;
-            let lanes = self.kernel.lanes();
-            let kernel = if left * 2 < lanes { self.kernel.narrower() } else { self.kernel };
-            let (digests, lanes) = (&mut digests[at..], kernel.lanes());
-            // Lanes without a message of their own hash the last one once more.
-            let message = |lane: usize| message(at + lane.min(left - 1));
-            match lanes.min(left) {
-                1 => self.digest_lanes::<1>(kernel, std::array::from_fn(message), digests),
-                2 => self.digest_lanes::<2>(kernel, std::array::from_fn(message), digests),
-                3 => self.digest_lanes::<3>(kernel, std::array::from_fn(message), digests),
-                4 => self.digest_lanes::<4>(kernel, std::array::from_fn(message), digests),
-                _ => self.digest_lanes::<16>(kernel, std::array::from_fn(message), digests),
-            }
-            at += lanes;
-        }
+        let (blocks, head) = self.prefix.as_chunks::<BLOCK_LEN>();
+        let start = Start { state: self.state, len: blocks.len() * BLOCK_LEN, suffix: &self.suffix };
+        digest_all(self.kernel, &start, |at| Message { head, body: message(at) }, digests);
     }
+}
 
-    fn digest_lanes<const N: usize>(
-        &self,
-        kernel: Sha256Kernel,
-        messages: [&[u8]; N],
-        digests: &mut [[u8; DIGEST_LEN]],
-    ) {
-        let mut states = [self.state; N];
-        let pending = self.prefix.as_chunks::<BLOCK_LEN>().1;
-        let len = messages.first().map_or(0, |message| message.len());
-        let total = (self.prefix.len() + len + self.suffix.len()) as u64 * 8;
-        // The first bytes of the message complete the block that the prefix has begun.
-        let head = if pending.is_empty() { 0 } else { (BLOCK_LEN - pending.len()).min(len) };
-        let mut rest = pending;
-        if head > 0 && head + pending.len() == BLOCK_LEN {
-            let blocks: [Block; N] = messages.map(|message| {
-                let mut block = [0; BLOCK_LEN];
-                block[..pending.len()].copy_from_slice(pending);
-                block[pending.len()..].copy_from_slice(&message[..head]);
-                block
-            });
-            kernel.compress(&mut states, blocks.each_ref().map(std::slice::from_ref));
-            rest = &[];
+/// Parts that all messages have in common.
+struct Start<'a> {
+    /// State after the first whole blocks.
+    state: State,
+    /// Length of these blocks in bytes.
+    len: usize,
+    /// End of the messages, of at most [`MAX_EDGE`] bytes.
+    suffix: &'a [u8],
+}
+
+/// The bytes of a message behind the first whole blocks.
+#[derive(Clone, Copy)]
+struct Message<'a> {
+    /// Less than a block.
+    head: &'a [u8],
+    body: &'a [u8],
+}
+
+/// Hashes a message for each digest. All have heads of one length, and bodies of one length.
+fn digest_all<'a>(
+    best: Sha256Kernel,
+    start: &Start<'_>,
+    message: impl Fn(usize) -> Message<'a>,
+    digests: &mut [[u8; DIGEST_LEN]],
+) {
+    let count = digests.len();
+    let mut at = 0;
+    while at < count {
+        let left = count - at;
+        let kernel = if left * 2 < best.lanes() { best.narrower() } else { best };
+        let (digests, lanes) = (&mut digests[at..], kernel.lanes());
+        // Lanes without a message of their own hash the last one once more.
+        let message = |lane: usize| message(at + lane.min(left - 1));
+        match if lanes > 4 { lanes } else { lanes.min(left) } {
+            1 => digest_lanes::<1>(kernel, start, std::array::from_fn(message), digests),
+            2 => digest_lanes::<2>(kernel, start, std::array::from_fn(message), digests),
+            3 => digest_lanes::<3>(kernel, start, std::array::from_fn(message), digests),
+            4 => digest_lanes::<4>(kernel, start, std::array::from_fn(message), digests),
+            8 => digest_lanes::<8>(kernel, start, std::array::from_fn(message), digests),
+            _ => digest_lanes::<16>(kernel, start, std::array::from_fn(message), digests),
         }
-        // A message that does not complete that block is part of the tail.
-        let body = if rest.is_empty() { head } else { 0 };
-        let middle = if rest.is_empty() { (len - head) / BLOCK_LEN * BLOCK_LEN } else { 0 };
-        kernel.compress(&mut states, messages.map(|message| message[body..body + middle].as_chunks().0));
+        at += lanes;
+    }
+}
 
-        let tail_len = rest.len() + (len - body - middle) + self.suffix.len();
-        let padded = (tail_len + 9).next_multiple_of(BLOCK_LEN);
-        let tails: [[u8; TAIL_LEN]; N] = messages.map(|message| {
-            let mut tail = [0; TAIL_LEN];
-            let mut at = 0;
-            for part in [rest, &message[body + middle..], &self.suffix] {
-                tail[at..at + part.len()].copy_from_slice(part);
-                at += part.len();
-            }
-            tail[at] = 0x80;
-            tail[padded - 8..padded].copy_from_slice(&total.to_be_bytes());
-            tail
+fn digest_lanes<const N: usize>(
+    kernel: Sha256Kernel,
+    start: &Start<'_>,
+    messages: [Message<'_>; N],
+    digests: &mut [[u8; DIGEST_LEN]],
+) {
+    let mut states = [start.state; N];
+    let (head_len, len) = messages.first().map_or((0, 0), |message| (message.head.len(), message.body.len()));
+    let total = (start.len + head_len + len + start.suffix.len()) as u64 * 8;
+    // The first bytes of a body complete the block that the head has begun.
+    let begin = if head_len == 0 { 0 } else { (BLOCK_LEN - head_len).min(len) };
+    let mut has_head = head_len > 0;
+    if begin > 0 && begin + head_len == BLOCK_LEN {
+        let blocks: [Block; N] = messages.map(|message| {
+            let mut block = [0; BLOCK_LEN];
+            block[..head_len].copy_from_slice(message.head);
+            block[head_len..].copy_from_slice(&message.body[..begin]);
+            block
         });
-        kernel.compress(&mut states, tails.each_ref().map(|tail| tail[..padded].as_chunks().0));
-        for (state, digest) in states.iter().zip(digests) {
-            for (word, bytes) in state.iter().zip(digest.as_chunks_mut().0) {
-                *bytes = word.to_be_bytes();
-            }
+        kernel.compress(&mut states, blocks.each_ref().map(std::slice::from_ref));
+        has_head = false;
+    }
+    // A message that does not complete that block is part of the tail.
+    let (body, middle) = if has_head { (0, 0) } else { (begin, (len - begin) / BLOCK_LEN * BLOCK_LEN) };
+    kernel.compress(&mut states, messages.map(|message| message.body[body..body + middle].as_chunks().0));
+
+    let rest_len = if has_head { head_len } else { 0 };
+    let tail_len = rest_len + (len - body - middle) + start.suffix.len();
+    let padded = (tail_len + 9).next_multiple_of(BLOCK_LEN);
+    let tails: [[u8; TAIL_LEN]; N] = messages.map(|message| {
+        let mut tail = [0; TAIL_LEN];
+        let mut at = 0;
+        for part in [&message.head[..rest_len], &message.body[body + middle..], start.suffix] {
+            tail[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        tail[at] = 0x80;
+        tail[padded - 8..padded].copy_from_slice(&total.to_be_bytes());
+        tail
+    });
+    kernel.compress(&mut states, tails.each_ref().map(|tail| tail[..padded].as_chunks().0));
+    for (state, digest) in states.iter().zip(digests) {
+        for (word, bytes) in state.iter().zip(digest.as_chunks_mut().0) {
+            *bytes = word.to_be_bytes();
         }
     }
 }

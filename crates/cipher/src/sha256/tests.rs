@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 /// Every kernel that there is; those that this CPU has not are named.
 fn kernels() -> Vec<Sha256Kernel> {
     let kernels = Sha256Kernel::available();
-    for name in ["sha2x", "sha4x", "avx512x16"] {
+    for name in ["sha2x", "sha4x", "avx2x8", "avx512x16"] {
         if kernels.iter().all(|kernel| kernel.name() != name) {
             println!("SKIPPED: kernels that this CPU does not have: {name} of SHA-256");
         }
@@ -171,5 +171,62 @@ fn pbkdf2_of_several_chains_agrees_with_the_library() {
 }
 
 fn pbkdf2_hmac(passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
-    ::pbkdf2::pbkdf2::<hmac::Hmac<Sha256>>(passphrase, salt, iterations, key).expect("a key of any length");
+    ::pbkdf2::pbkdf2::<::hmac::Hmac<Sha256>>(passphrase, salt, iterations, key).expect("a key of any length");
+}
+
+/// RFC 4231, sections 4.2 to 4.4, 4.7 and 4.8.
+#[test]
+fn hmac_sha256_of_rfc_4231() {
+    let long_data = "This is a test using a larger than block-size key and a larger than block-size data. The key needs \
+                     to be hashed before being used by the HMAC algorithm.";
+    let rows: [(&[u8], &[u8], &str); 5] = [
+        (&[0x0b; 20], b"Hi There", "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"),
+        (b"Jefe", b"what do ya want for nothing?", "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"),
+        (&[0xaa; 20], &[0xdd; 50], "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"),
+        (
+            &[0xaa; 131],
+            b"Test Using Larger Than Block-Size Key - Hash Key First",
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54",
+        ),
+        (&[0xaa; 131], long_data.as_bytes(), "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2"),
+    ];
+    for (key, message, mac) in rows {
+        for kernel in kernels() {
+            let hmac = HmacSha256::new_on(kernel, key);
+            for count in [1, 2, 5, 8, 16, 17] {
+                let mut tags = vec![[0; 32]; count];
+                hmac.tags(|_| [], &message.repeat(count), message.len(), &mut tags);
+                assert!(tags.iter().all(|tag| tag[..] == unhex(mac)), "{} of {count}", kernel.name());
+            }
+        }
+    }
+}
+
+/// Heads and messages differ, so that no lane can have the result of another one.
+#[test]
+fn every_kernel_computes_the_hmac_of_the_crate() {
+    use ::hmac::{Hmac, KeyInit, Mac};
+    let noise = noise(5, 1 << 17);
+    let mut compared = 0;
+    for (key_len, len) in [(0, 1), (32, 39), (32, 40), (32, 41), (64, 512), (65, 511), (200, 4096)] {
+        let key = &noise[..key_len];
+        let head = |at: usize| -> [u8; 24] { noise[at * 7..][..24].try_into().unwrap() };
+        for count in [1, 2, 3, 4, 7, 8, 9, 16, 23] {
+            let data = &noise[1000..][..len * count];
+            for kernel in kernels() {
+                let mut tags = vec![[0x5a; 64]; count];
+                HmacSha256::new_on(kernel, key).tags(head, data, len, &mut tags);
+                for (at, (message, tag)) in data.chunks(len).zip(&tags).enumerate() {
+                    let mut expected = Hmac::<Sha256>::new_from_slice(key).unwrap();
+                    Mac::update(&mut expected, &head(at));
+                    Mac::update(&mut expected, message);
+                    let name = kernel.name();
+                    assert_eq!(tag[..32], expected.finalize().into_bytes()[..], "{name}: {at} of {count}, {len}");
+                    assert_eq!(tag[32..], [0x5a; 32], "{name}: bytes behind the MAC");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    println!("COUNT hmac_sha256_tags {compared}");
 }

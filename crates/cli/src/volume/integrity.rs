@@ -12,7 +12,9 @@ use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
-use inlock_integrity::{IntegrityDevice, IntegrityError, IntegrityStore, Mismatch, Mode, OpenOptions, Sealing, Stores};
+use inlock_integrity::{
+    IntegrityDevice, IntegrityError, IntegrityStore, JournalWriter, Mismatch, Mode, OpenOptions, Sealing, Stores,
+};
 use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
@@ -165,35 +167,43 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
 /// Shortest time between two commits of the journal: options may ask for none.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// A device of the library, and the thread that commits its journal, clears its bitmap and computes its tags.
+/// A device of the library, and its threads: one commits its journal, clears its bitmap and computes its tags, the
+/// other empties the journal.
 pub(crate) struct MaintainedIntegrity {
     pub device: Arc<IntegrityDevice>,
     path: PathBuf,
-    thread: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
+    threads: Mutex<Option<Threads>>,
     freshness: Freshness,
     /// Whether a close was tried.
     closed: AtomicBool,
+}
+
+struct Threads {
+    stop: mpsc::Sender<()>,
+    maintaining: JoinHandle<()>,
+    journal: Option<JournalWriter>,
 }
 
 /// The file that records the states of a volume, once it is known.
 type Freshness = Arc<OnceLock<Arc<FreshnessFile>>>;
 
 impl MaintainedIntegrity {
-    /// Starts the thread; `every` is the time between two commits, at least [`SHORTEST`].
+    /// Starts the threads; `every` is the time between two commits, at least [`SHORTEST`].
     pub(crate) fn start(device: Arc<IntegrityDevice>, path: &Path, every: Duration) -> anyhow::Result<Self> {
         let every = every.max(SHORTEST);
         let (stop, stopped) = mpsc::channel();
+        let journal = JournalWriter::start(Arc::clone(&device)).context("cannot start a thread")?;
         let (maintained, name, freshness) = (Arc::clone(&device), path.to_owned(), Freshness::default());
         let fresh = Arc::clone(&freshness);
-        let thread = std::thread::Builder::new()
+        let maintaining = std::thread::Builder::new()
             .name("integrity".to_owned())
             .spawn(move || maintain(&maintained, &fresh, &name, every, &stopped))
             .context("cannot start a thread")?;
-        let thread = Mutex::new(Some((stop, thread)));
-        Ok(Self { device, path: path.to_owned(), thread, freshness, closed: AtomicBool::new(false) })
+        let threads = Mutex::new(Some(Threads { stop, maintaining, journal }));
+        Ok(Self { device, path: path.to_owned(), threads, freshness, closed: AtomicBool::new(false) })
     }
 
-    /// Stops the thread, copies the journal to its places and marks the volume as clean.
+    /// Stops the threads, copies the journal to its places and marks the volume as clean.
     pub(crate) fn close(&self) -> anyhow::Result<()> {
         self.stop();
         self.closed.store(true, Ordering::Relaxed);
@@ -205,10 +215,11 @@ impl MaintainedIntegrity {
     }
 
     fn stop(&self) {
-        if let Some((stop, thread)) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            drop(stop);
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Threads { stop, maintaining, journal }) = threads {
+            drop((stop, journal));
             // It has reported its errors.
-            let _ = thread.join();
+            let _ = maintaining.join();
         }
     }
 }
@@ -243,20 +254,26 @@ impl MaintainedIntegrity {
     }
 }
 
-/// Threads for the calls of a volume on an NBD server, each of which waits for replies.
-const REMOTE_THREADS: usize = 8;
+/// Threads for the calls of a volume on devices that requests wait for.
+const WAITING_THREADS: usize = 8;
+/// Length in bytes of the longest request that takes less time than waking a thread.
+const SHORT: usize = 32 << 10;
 
-/// Returns the store of a volume, with threads for its calls if a device is an export of an NBD server: no worker waits
-/// for replies. On other devices a call is done sooner than another thread takes it.
+/// Returns the store of a volume with threads for its calls: long requests are encrypted on several CPUs, and no worker
+/// waits for the replies of a server or the reads of a disk. Short writes to local devices go to the journal or the
+/// page cache, and short reads of files mostly come from there, so that they stay calls of the worker.
 pub(super) fn threaded(
     store: Arc<dyn BackingStore>,
     metadata: &Device,
     data: Option<&Device>,
 ) -> anyhow::Result<Arc<dyn BackingStore>> {
-    if ![Some(metadata), data].into_iter().flatten().any(|device| device.remote().is_some()) {
-        return Ok(store);
-    }
-    Ok(Arc::new(ThreadedStore::start(store, REMOTE_THREADS).context("cannot start a thread")?))
+    let devices = || [Some(metadata), data].into_iter().flatten();
+    let is_remote = devices().any(|device| device.remote().is_some());
+    let must_wait = is_remote || devices().any(Device::is_block);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if must_wait { cpus.max(WAITING_THREADS) } else { cpus };
+    let store = ThreadedStore::start(store, threads).context("cannot start a thread")?;
+    Ok(Arc::new(store.with_inline(if must_wait { 0 } else { SHORT }, if is_remote { 0 } else { SHORT })))
 }
 
 /// A running dm-integrity volume, for control commands.

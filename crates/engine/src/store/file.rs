@@ -69,6 +69,8 @@ impl FileStore {
         let hidden = mode == IoMode::Sync;
         let profile = StoreProfile {
             in_memory: mode == IoMode::Auto && !block_device && lives_in_memory(&file),
+            inline_read_len: 0,
+            inline_write_len: 0,
             is_block_device: block_device,
             // With the page cache, and on any file system, `RWF_DSYNC` is a sync that reports the errors of other
             // writes.

@@ -50,6 +50,11 @@ pub struct StoreProfile {
     /// Whether reads and writes are copies that never wait for a device, as on tmpfs. Short ones are calls of the
     /// worker, also of an asynchronous store.
     pub in_memory: bool,
+    /// Length in bytes of the longest read that the worker makes by a call, though the store is asynchronous and not in
+    /// memory: it seldom waits for long.
+    pub inline_read_len: usize,
+    /// Length in bytes of the longest such write.
+    pub inline_write_len: usize,
     /// Whether the descriptor is that of a block device.
     pub is_block_device: bool,
     /// Whether the failure of a FUA write concerns that write alone, as with a disk's own FUA. For other stores the
@@ -64,7 +69,14 @@ pub struct StoreProfile {
 impl Default for StoreProfile {
     /// Describes a store that waits for a device, accepts unaligned memory, and has no native FUA.
     fn default() -> Self {
-        Self { in_memory: false, is_block_device: false, has_native_fua: false, memory_alignment: 1 }
+        Self {
+            in_memory: false,
+            inline_read_len: 0,
+            inline_write_len: 0,
+            is_block_device: false,
+            has_native_fua: false,
+            memory_alignment: 1,
+        }
     }
 }
 

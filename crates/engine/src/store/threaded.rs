@@ -19,6 +19,8 @@ const CAPACITY: usize = 4096;
 pub struct ThreadedStore {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Lengths in bytes of the longest read and the longest write that are calls of the worker.
+    inline: (usize, usize),
 }
 
 struct Shared {
@@ -49,13 +51,21 @@ impl ThreadedStore {
         let queue = Queue { waiting: VecDeque::with_capacity(CAPACITY), ..Queue::default() };
         let shared = Arc::new(Shared { store, queue: Mutex::new(queue), filled: Condvar::new() });
         // Dropped if a thread cannot be started, which ends the others.
-        let mut this = Self { shared, threads: Vec::with_capacity(threads) };
+        let mut this = Self { shared, threads: Vec::with_capacity(threads), inline: (0, 0) };
         for number in 0..threads {
             let shared = Arc::clone(&this.shared);
             let thread = std::thread::Builder::new().name(format!("inlock-s{number}"));
             this.threads.push(thread.spawn(move || shared.run())?);
         }
         Ok(this)
+    }
+
+    /// Leaves reads of up to `reads` bytes and writes of up to `writes` bytes to the worker: they take less time than
+    /// waking a thread, if they seldom wait for a device.
+    #[must_use]
+    pub fn with_inline(mut self, reads: usize, writes: usize) -> Self {
+        self.inline = (reads, writes);
+        self
     }
 }
 
@@ -157,7 +167,8 @@ impl BackingStore for ThreadedStore {
     }
 
     fn profile(&self) -> StoreProfile {
-        self.shared.store.profile()
+        let (inline_read_len, inline_write_len) = self.inline;
+        StoreProfile { inline_read_len, inline_write_len, ..self.shared.store.profile() }
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -57,7 +57,7 @@ impl<F: Frontend> Worker<F> {
         let operation = ring::Operation::Writev { offset, segments };
         let store = &self.volume.device.stores()[ZONED];
         match self.volume.access[ZONED] {
-            StoreAccess::Ring(file) if len > path::inline_max_len(&store.profile()) => {
+            StoreAccess::Ring(file) if len > path::inline_max_len(&store.profile(), true) => {
                 self.ring.submit(file, operation, NO_REQUEST);
             }
             _ => {

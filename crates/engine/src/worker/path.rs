@@ -11,8 +11,12 @@ const INLINE_MAX_LEN: usize = 32 << 10;
 pub(super) const COPY_MIN_LEN: usize = 128 << 10;
 
 /// Returns the length in bytes of the longest transfer that is made inline, for a store that has operations.
-pub(super) fn inline_max_len(store: &StoreProfile) -> usize {
-    if store.in_memory { INLINE_MAX_LEN } else { 0 }
+pub(super) fn inline_max_len(store: &StoreProfile, writes: bool) -> usize {
+    match (store.in_memory, writes) {
+        (true, _) => INLINE_MAX_LEN,
+        (false, false) => store.inline_read_len,
+        (false, true) => store.inline_write_len,
+    }
 }
 
 /// Returns the length in bytes of the shortest transfer for the copy thread, if the store uses it.
@@ -178,10 +182,12 @@ mod tests {
     fn only_stores_in_memory_are_accessed_inline_and_copied() {
         let lengths = |in_memory| {
             let profile = StoreProfile { in_memory, ..StoreProfile::default() };
-            (inline_max_len(&profile), copy_min_len(&profile))
+            (inline_max_len(&profile, true), copy_min_len(&profile))
         };
         assert_eq!(lengths(true), (32 << 10, Some(128 << 10)));
         assert_eq!(lengths(false), (0, None));
+        let profile = StoreProfile { inline_read_len: 512, inline_write_len: 4096, ..StoreProfile::default() };
+        assert_eq!([false, true].map(|writes| inline_max_len(&profile, writes)), [512, 4096]);
     }
 
     #[test]

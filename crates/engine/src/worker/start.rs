@@ -187,7 +187,9 @@ impl<F: Frontend> Worker<F> {
             inline_max_len: match access {
                 StoreAccess::Inline => None,
                 // Other calls would block the worker.
-                StoreAccess::Ring(_) | StoreAccess::Async => Some(path::inline_max_len(&profile)),
+                StoreAccess::Ring(_) | StoreAccess::Async => {
+                    Some(path::inline_max_len(&profile, operation.writes_data()))
+                }
             },
             copy_min_len: match (access, &self.helpers.copy) {
                 // It has threads of its own.

@@ -165,3 +165,17 @@ fn threads_read_what_is_long_or_not_in_memory() {
         }
     }
 }
+
+/// The store's owner says which calls take less time than waking a thread.
+#[test]
+fn short_calls_are_left_to_the_worker() {
+    let memory = MemoryStore::new(image_of(&vec![7; 2 * LEN], 4096));
+    let watched = Arc::new(Watched { memory, in_memory: false, reads: Mutex::default() });
+    let store = ThreadedStore::start(Arc::clone(&watched) as _, 2).unwrap().with_inline(8 << 10, 0);
+    let read = |kib: u64| Ask::Read { offset: 0, len: kib << 10 };
+    let answers = scripted::run(&device(Arc::new(store), 4096), IoMode::Auto, 1, [4, 8, 12].map(read).into());
+    assert!(answers.iter().all(Result::is_ok));
+    for (len, thread) in &*watched.reads.lock().unwrap() {
+        assert_eq!(thread == "inlock-s", *len > 8 << 10, "{len} bytes by {thread}");
+    }
+}

@@ -2,6 +2,7 @@
 //! to their places.
 
 use super::core::Core;
+use super::journal_writer::Orders;
 use crate::digest::{Digest, section_digest};
 use crate::journal_codec::{JournalCodec, next_sequence};
 use crate::scratch::bytes_of;
@@ -27,6 +28,7 @@ pub(super) struct Journal {
     /// the section that was recorded last.
     recorded_capacity: usize,
     recorder: OnceLock<Recorder>,
+    pub(super) orders: Orders,
 }
 
 /// Records the newest section and its digest.
@@ -117,6 +119,7 @@ impl Journal {
             capacity,
             recorded_capacity: capacity.min(layout.sections as usize - 1),
             recorder: OnceLock::new(),
+            orders: Orders::default(),
         }
     }
 
@@ -165,10 +168,14 @@ impl Journal {
                 }
                 if state.sealed.len() < self.capacity() {
                     self.seal(core, &mut state);
+                    if self.is_half_full(&state) {
+                        // The thread begins while this one goes on.
+                        self.orders.has_asked();
+                    }
                     break state;
                 }
                 drop(state);
-                self.checkpoint(core, Part::Sealed)?;
+                self.make_room(core)?;
             };
             let (ordinal, entry) = (state.ordinal, state.used);
             // The open section is not shared: nothing is copied.
@@ -177,8 +184,12 @@ impl Journal {
             state.used += 1;
             state.index.insert(block, (ordinal, entry));
         }
-        let half_full = self.state().sealed.len() * 2 > self.capacity();
-        if half_full { self.checkpoint(core, Part::Sealed) } else { Ok(()) }
+        let half_full = self.is_half_full(&self.state());
+        if half_full && !self.orders.has_asked() { self.checkpoint(core, Part::Sealed) } else { Ok(()) }
+    }
+
+    fn is_half_full(&self, state: &State) -> bool {
+        state.sealed.len() * 2 > self.capacity()
     }
 
     /// Makes every write before this call durable. One thread writes and syncs for all that wait meanwhile.
@@ -194,12 +205,32 @@ impl Journal {
     /// Makes sections durable, copies them to their places, and frees them.
     pub(super) fn checkpoint(&self, core: &Core, part: Part) -> Result<(), Errno> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.checkpoint_with(core, part, &mut writer)
+    }
+
+    /// Empties the journal of its sealed sections, unless another thread has made room for one meanwhile.
+    fn make_room(&self, core: &Core) -> Result<(), Errno> {
+        self.checkpoint_if(core, |state| state.sealed.len() >= self.capacity())
+    }
+
+    /// Empties the journal of its sealed sections, unless another thread has done so meanwhile.
+    pub(super) fn follow_order(&self, core: &Core) -> Result<(), Errno> {
+        self.checkpoint_if(core, |state| self.is_half_full(state))
+    }
+
+    fn checkpoint_if(&self, core: &Core, is_due: impl FnOnce(&State) -> bool) -> Result<(), Errno> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = is_due(&self.state());
+        if is_due { self.checkpoint_with(core, Part::Sealed, &mut writer) } else { core.check() }
+    }
+
+    fn checkpoint_with(&self, core: &Core, part: Part, writer: &mut Memory) -> Result<(), Errno> {
         core.check()?;
-        self.commit_all(core, part, &mut writer)?;
+        self.commit_all(core, part, writer)?;
         let state = self.state();
         let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
         drop(state);
-        self.free(core, count, &mut writer)
+        self.free(core, count, writer)
     }
 
     /// Writes sections that are not durable. The caller holds `writer`.

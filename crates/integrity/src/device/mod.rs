@@ -3,6 +3,7 @@
 mod bitmap;
 mod core;
 mod journal;
+mod journal_writer;
 mod metrics;
 mod mismatches;
 mod open;
@@ -13,6 +14,7 @@ mod stripes;
 mod tag_cache;
 mod wipe;
 
+pub use journal_writer::JournalWriter;
 pub use metrics::MetricsSnapshot;
 pub use mismatches::Mismatch;
 pub(crate) use replay::{will_empty_journal, will_replay};

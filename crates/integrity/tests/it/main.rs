@@ -9,6 +9,7 @@ mod device;
 mod faults;
 mod format;
 mod freshness;
+mod journal_writer;
 mod journals;
 mod marks;
 mod metrics;

@@ -1,9 +1,7 @@
-//! The compression function on sixteen messages: a vector has the same word of each.
-
-#![allow(clippy::needless_range_loop, reason = "an index counts in several arrays")]
+//! Vectors of 512 bits, with sixteen messages.
 
 use super::super::{Block, State};
-use super::ROUND_CONSTANTS;
+use super::lanes::{self, Vector};
 use crate::isa::Avx512;
 use std::arch::x86_64::*;
 
@@ -18,6 +16,79 @@ const LANES: usize = 16;
 pub(in super::super) fn compress(_: Avx512, states: &mut [State; LANES], blocks: [&[Block]; LANES]) {
     // SAFETY: the token proves the instructions.
     unsafe { compress_lanes(states, blocks) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn compress_lanes(states: &mut [State; LANES], blocks: [&[Block]; LANES]) {
+    // SAFETY: this function enables the instructions.
+    unsafe { lanes::compress::<Words, LANES>(states, blocks) }
+}
+
+#[derive(Clone, Copy)]
+struct Words(__m512i);
+
+impl Vector<LANES> for Words {
+    #[inline(always)]
+    unsafe fn of_blocks(blocks: [&Block; LANES]) -> [Self; 16] {
+        // SAFETY: the caller's promise.
+        unsafe { transpose(blocks.map(|block| load(block))).map(Self) }
+    }
+
+    #[inline(always)]
+    unsafe fn of_words(words: [u32; LANES]) -> Self {
+        // SAFETY: the caller's promise; the array has 64 bytes, and the load needs no alignment.
+        Self(unsafe { _mm512_loadu_si512(words.as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn repeat(word: u32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_set1_epi32(word.cast_signed()) })
+    }
+
+    #[inline(always)]
+    fn words(self) -> [u32; LANES] {
+        let mut words = [0; LANES];
+        // SAFETY: a vector exists; the array has 64 bytes, and the store needs no alignment.
+        unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), self.0) };
+        words
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: a vector exists, here and below.
+        Self(unsafe { _mm512_add_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn xor(a: Self, b: Self, c: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_ternarylogic_epi32::<0x96>(a.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    fn choice(a: Self, b: Self, c: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_ternarylogic_epi32::<0xca>(a.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    fn majority(a: Self, b: Self, c: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_ternarylogic_epi32::<0xe8>(a.0, b.0, c.0) })
+    }
+
+    #[inline(always)]
+    fn rotate<const RIGHT: i32, const LEFT: i32>(self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_ror_epi32::<RIGHT>(self.0) })
+    }
+
+    #[inline(always)]
+    fn shift<const BITS: i32>(self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_srl_epi32(self.0, _mm_cvtsi32_si128(BITS)) })
+    }
 }
 
 /// Loads a block as sixteen words.
@@ -60,73 +131,4 @@ fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
         columns[12 + word] = _mm512_shuffle_i32x4::<0xdd>(odd_ab, odd_cd);
     }
     columns
-}
-
-/// Returns the exclusive or of three vectors.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn xor(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
-    _mm512_ternarylogic_epi32::<0x96>(a, b, c)
-}
-
-/// Replaces word `AT` of the last sixteen of the schedule by that of sixteen rounds later.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn extend_schedule<const AT: usize>(schedule: &mut [__m512i; 16]) {
-    let (w15, w2) = (schedule[(AT + 1) % 16], schedule[(AT + 14) % 16]);
-    let small0 = xor(_mm512_ror_epi32::<7>(w15), _mm512_ror_epi32::<18>(w15), _mm512_srli_epi32::<3>(w15));
-    let small1 = xor(_mm512_ror_epi32::<17>(w2), _mm512_ror_epi32::<19>(w2), _mm512_srli_epi32::<10>(w2));
-    let sum = _mm512_add_epi32(schedule[AT], schedule[(AT + 9) % 16]);
-    schedule[AT] = _mm512_add_epi32(_mm512_add_epi32(sum, small0), small1);
-}
-
-/// Runs round `AT` of sixteen. Word `n` of the state, a to h, is at `n - AT` of the array.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn round<const AT: usize>(state: &mut [__m512i; 8], scheduled: __m512i, constant: u32) {
-    let [a, b, c, d, e, f, g, h] = std::array::from_fn(|word| state[(word + 16 - AT) % 8]);
-    let sum1 = xor(_mm512_ror_epi32::<6>(e), _mm512_ror_epi32::<11>(e), _mm512_ror_epi32::<25>(e));
-    let choice = _mm512_ternarylogic_epi32::<0xca>(e, f, g);
-    let scheduled = _mm512_add_epi32(scheduled, _mm512_set1_epi32(constant.cast_signed()));
-    let first = _mm512_add_epi32(_mm512_add_epi32(_mm512_add_epi32(h, scheduled), choice), sum1);
-    let sum0 = xor(_mm512_ror_epi32::<2>(a), _mm512_ror_epi32::<13>(a), _mm512_ror_epi32::<22>(a));
-    let majority = _mm512_ternarylogic_epi32::<0xe8>(a, b, c);
-    state[(3 + 16 - AT) % 8] = _mm512_add_epi32(d, first);
-    state[(7 + 16 - AT) % 8] = _mm512_add_epi32(first, _mm512_add_epi32(sum0, majority));
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-fn compress_lanes(states: &mut [State; LANES], blocks: [&[Block]; LANES]) {
-    let count = blocks[0].len();
-    assert!(blocks.iter().all(|blocks| blocks.len() == count), "messages have the same number of blocks");
-    let mut state: [__m512i; 8] = std::array::from_fn(|word| {
-        let lanes: [i32; LANES] = std::array::from_fn(|lane| states[lane][word].cast_signed());
-        // SAFETY: the array has 64 bytes; the load needs no alignment.
-        unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
-    });
-    for at in 0..count {
-        let start = state;
-        let mut schedule = transpose(std::array::from_fn(|lane| load(&blocks[lane][at])));
-        for (group, constants) in ROUND_CONSTANTS.as_chunks::<4>().0.iter().enumerate() {
-            let constants = constants.as_flattened();
-            macro_rules! sixteen_rounds {
-                ($($at:literal)*) => { $(
-                    if group > 0 {
-                        extend_schedule::<$at>(&mut schedule);
-                    }
-                    round::<$at>(&mut state, schedule[$at], constants[$at]);
-                )* };
-            }
-            sixteen_rounds!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-        }
-        for (word, start) in state.iter_mut().zip(start) {
-            *word = _mm512_add_epi32(*word, start);
-        }
-    }
-    for (word, vector) in state.iter().enumerate() {
-        let mut lanes = [0u32; LANES];
-        // SAFETY: the array has 64 bytes; the store needs no alignment.
-        unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().cast(), *vector) };
-        states.iter_mut().zip(lanes).for_each(|(state, value)| state[word] = value);
-    }
 }

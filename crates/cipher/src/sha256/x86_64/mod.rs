@@ -1,8 +1,11 @@
-//! The compression function on several messages: with SHA instructions, and on vectors of 512 bits.
+//! The compression function on several messages: with SHA instructions, and on vectors of words.
 
+mod avx2;
 mod avx512;
+mod lanes;
 mod sha;
 
+pub(super) use avx2::compress as compress_8;
 pub(super) use avx512::compress as compress_16;
 pub(super) use sha::{compress, iterate_hmac};
 
