@@ -1,8 +1,8 @@
 //! Calls whose data are in several pieces, as the kernel and other processes pass them, with cuts at any byte.
 //!
-//! The whole units of a piece are passed to the cipher where they are. A unit that lies in several pieces is copied: to
-//! the stack and back, or, if one side is contiguous, to or from that side, where it is encrypted or decrypted. At most
-//! one unit is copied for each cut.
+//! The whole units of a piece are passed to the cipher where they are. A unit that lies in several pieces is copied to
+//! the stack and back, at most one for each cut. If one side is contiguous, it is encrypted or decrypted there, in one
+//! call with its neighbours; so are runs of units that are shorter than the cipher is fast with.
 
 use crate::in_out::check_data_len;
 use crate::{CipherError, DataUnitSize, InOut};
@@ -32,7 +32,7 @@ pub enum ScatterList<'a, 'b> {
     },
     /// Read from contiguous memory, written to pieces.
     Scatter {
-        /// The data. Undefined after the call, since units that lie in several pieces are processed here.
+        /// The data. Undefined after the call, since some units are processed here.
         src: &'a mut [u8],
         /// Written, never read.
         dst: &'a mut [IoSliceMut<'b>],
@@ -73,13 +73,14 @@ impl ScatterList<'_, '_> {
     }
 
     /// Calls `run` with all units in order, several at a time where they are in one piece. The number of units before
-    /// them comes first. The data has passed [`ScatterList::check`].
-    pub(crate) fn for_each_run(self, unit: DataUnitSize, run: impl FnMut(usize, InOut<'_>)) {
+    /// them comes first. If one side is contiguous, runs of less than `min_run` bytes are joined. The data has passed
+    /// [`ScatterList::check`].
+    pub(crate) fn for_each_run(self, unit: DataUnitSize, min_run: usize, run: impl FnMut(usize, InOut<'_>)) {
         match self {
             Self::InPlace(data) => in_place_runs(data, unit, run),
             Self::Copy { src, dst } => copy_runs(src, dst, unit, run),
-            Self::Gather { src, skip, dst } => gather_runs(src, skip, dst, unit, run),
-            Self::Scatter { src, dst, skip } => scatter_runs(src, dst, skip, unit, run),
+            Self::Gather { src, skip, dst } => gather_runs(src, skip, dst, (unit, min_run), run),
+            Self::Scatter { src, dst, skip } => scatter_runs(src, dst, skip, (unit, min_run), run),
         }
     }
 }
@@ -129,12 +130,12 @@ fn copy_runs(
     }
 }
 
-/// Consecutive units that lie in several pieces are copied one by one and processed in one call.
+/// Units that lie in several pieces, and short runs, are copied first; those that follow each other are one call.
 fn gather_runs(
     src: &[IoSlice<'_>],
     skip: usize,
     dst: &mut [u8],
-    unit: DataUnitSize,
+    (unit, min_run): (DataUnitSize, usize),
     mut run: impl FnMut(usize, InOut<'_>),
 ) {
     let mut from = Position::START;
@@ -142,9 +143,10 @@ fn gather_runs(
     let (mut copied, mut done) = (0..0, 0);
     while done < dst.len() {
         let whole = whole_units(unit, from.left_of_piece(src).min(dst.len() - done));
-        if whole == 0 {
-            from.gather(src, &mut dst[done..done + unit.bytes()]);
-            done += unit.bytes();
+        if whole < min_run.max(1) {
+            let len = whole.max(unit.bytes());
+            from.gather(src, &mut dst[done..done + len]);
+            done += len;
             copied.end = done;
             continue;
         }
@@ -157,12 +159,12 @@ fn gather_runs(
     run_in_place(unit, dst, copied, &mut run);
 }
 
-/// As [`gather_runs`]; units that lie in several pieces are copied after the call.
+/// As [`gather_runs`]; units that lie in several pieces, and short runs, are copied after the call.
 fn scatter_runs(
     src: &mut [u8],
     dst: &mut [IoSliceMut<'_>],
     skip: usize,
-    unit: DataUnitSize,
+    (unit, min_run): (DataUnitSize, usize),
     mut run: impl FnMut(usize, InOut<'_>),
 ) {
     let mut to = Position::START;
@@ -170,9 +172,10 @@ fn scatter_runs(
     let (mut pending, mut pending_to, mut done) = (0..0, to.clone(), 0);
     while done < src.len() {
         let whole = whole_units(unit, to.left_of_piece(dst).min(src.len() - done));
-        if whole == 0 {
-            to.skip(dst, unit.bytes());
-            done += unit.bytes();
+        if whole < min_run.max(1) {
+            let len = whole.max(unit.bytes());
+            to.skip(dst, len);
+            done += len;
             pending.end = done;
             continue;
         }
@@ -192,6 +195,10 @@ fn run_in_place(unit: DataUnitSize, data: &mut [u8], range: Range<usize>, run: &
         run(range.start >> unit.log2(), InOut::InPlace(&mut data[range]));
     }
 }
+
+/// Default of the length in bytes from which on a run of units is worth a call of its own: a call costs as much as
+/// copying some hundred bytes.
+pub(crate) const MIN_RUN: usize = 2048;
 
 /// Returns the length of the whole units in `len` bytes.
 fn whole_units(unit: DataUnitSize, len: usize) -> usize {

@@ -95,9 +95,9 @@ impl BlockingDevice {
 
     /// Fills `pieces`, one after the other, from byte `offset`: one request, not one for each piece. Blocks.
     ///
-    /// Pieces may begin and end anywhere, also within a data unit, and may be empty. Whole data units are decrypted from
-    /// the device's buffer straight into their piece, in one cipher call for each MiB. Copied are data units that lie in
-    /// several pieces and ranges that are not whole data units.
+    /// Pieces may begin and end anywhere, also within a data unit, and may be empty. Whole data units are decrypted
+    /// from the device's buffer straight into their piece, in one cipher call for each MiB. Copied are data units that
+    /// lie in several pieces, runs of units that are too short for a call, and ranges that are not whole data units.
     ///
     /// # Errors
     ///
@@ -134,7 +134,8 @@ impl BlockingDevice {
     ///
     /// Pieces may begin and end anywhere, also within a data unit, and may be empty. Whole data units are encrypted
     /// straight from their piece into the device's buffer, in one cipher call for each MiB. Copied are data units that
-    /// lie in several pieces, and ranges that are not whole data units, whose units are read and merged.
+    /// lie in several pieces, runs of units that are too short for a call, and ranges that are not whole data units,
+    /// whose units are read and merged.
     ///
     /// ```
     /// use inlock_engine::{Access, BlockingDevice, Device, store::memory::MemoryStore};

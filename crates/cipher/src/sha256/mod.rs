@@ -5,6 +5,7 @@
 //! on the CPU, so they are compared once, for some microseconds. Blocks are hashed where they lie; only those with the
 //! edges of a message are put together in a buffer.
 
+mod numbered;
 #[cfg(target_arch = "x86_64")]
 mod pbkdf2;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tests;
 #[allow(unsafe_code)] // Vector loads and stores, and calls of functions that enable instructions.
 mod x86_64;
 
+pub(crate) use numbered::NumberedBlocks;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pbkdf2::pbkdf2;
 

@@ -167,18 +167,28 @@ fn data_within_longer_pieces_equals_contiguous_data() {
     }
 }
 
-/// Units that straddle a cut one after the other are one call.
+/// Units that straddle a cut one after the other are one call, and so are short runs among them.
 #[test]
 fn consecutive_units_that_straddle_cuts_are_one_call() {
     let (unit, mut data, mut other) = (DataUnitSize::SECTOR, vec![0; 10 * 512], vec![0; 10 * 512]);
     // Units 0 and 1 straddle, 2 to 5 do not, 6 to 8 do, 9 does not.
     let lens = lens(&[100, 1000, 1024, 3072, 3100, 4000, 4500], 10 * 512);
-    let expected = [(0, 2, true), (2, 4, false), (6, 3, true), (9, 1, false)];
-    let mut runs = Vec::new();
-    let mut note = |before, run: InOut<'_>| runs.push((before, run.len() / 512, matches!(run, InOut::InPlace(_))));
-    ScatterList::Gather { src: &cut(&data, &lens), skip: 0, dst: &mut other }.for_each_run(unit, &mut note);
-    ScatterList::Scatter { src: &mut data, dst: &mut cut_mut(&mut other, &lens), skip: 0 }.for_each_run(unit, note);
-    assert_eq!(runs, [expected, expected].concat());
+    let all = [
+        (0, vec![(0, 2, true), (2, 4, false), (6, 3, true), (9, 1, false)]),
+        (512, vec![(0, 2, true), (2, 4, false), (6, 3, true), (9, 1, false)]),
+        (513, vec![(0, 2, true), (2, 4, false), (6, 4, true)]),
+        (2048, vec![(0, 2, true), (2, 4, false), (6, 4, true)]),
+        (2049, vec![(0, 10, true)]),
+    ];
+    for (min_run, expected) in all {
+        let mut runs = Vec::new();
+        let mut note = |before, run: InOut<'_>| runs.push((before, run.len() / 512, matches!(run, InOut::InPlace(_))));
+        let list = ScatterList::Gather { src: &cut(&data, &lens), skip: 0, dst: &mut other };
+        list.for_each_run(unit, min_run, &mut note);
+        let list = ScatterList::Scatter { src: &mut data, dst: &mut cut_mut(&mut other, &lens), skip: 0 };
+        list.for_each_run(unit, min_run, note);
+        assert_eq!(runs, [expected.clone(), expected].concat(), "{min_run}");
+    }
 }
 
 /// Whole units of a piece are passed on where they are: only those that straddle a cut are copied.
@@ -189,7 +199,7 @@ fn only_units_that_straddle_a_cut_are_copied() {
     let start = data.as_ptr() as usize;
     let mut pieces = cut_mut(&mut data, &lens(&[512, 4 * 512, 9 * 512 + 1, 15 * 512], 20 * 512));
     let mut runs = Vec::new();
-    ScatterList::InPlace(&mut pieces).for_each_run(unit, |before, mut data| {
+    ScatterList::InPlace(&mut pieces).for_each_run(unit, 0, |before, mut data| {
         let at = (data.destination().as_ptr() as usize).wrapping_sub(start);
         runs.push((before, data.len() / 512, at == before * 512));
     });
