@@ -8,11 +8,13 @@ use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::locks::{LockId, Purpose};
+use crate::pieces::{DestinationPieces, SourcePieces};
 use crate::request::{Operation, RequestError};
 use crate::rmw;
 use crate::stats::{Account, Phase};
 use crate::store;
 use inlock_cipher::TargetType;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 mod cursor;
@@ -88,16 +90,32 @@ impl BlockingDevice {
     ///
     /// [`RequestError::OutOfRange`] if the range exceeds the device; otherwise the error of the store.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
+        self.read_vectored_at(&mut [IoSliceMut::new(into)], offset)
+    }
+
+    /// Fills `pieces`, one after the other, from byte `offset`: one request, not one for each piece. Blocks.
+    ///
+    /// Pieces may begin and end anywhere, also within a data unit, and may be empty. Whole data units are decrypted
+    /// from the device's buffer straight into their piece, in one cipher call for each MiB. Copied are data units that
+    /// lie in several pieces, runs of units that are too short for a call, and ranges that are not whole data units.
+    ///
+    /// # Errors
+    ///
+    /// As [`BlockingDevice::read_at`] with the length of all pieces.
+    pub fn read_vectored_at(&self, pieces: &mut [IoSliceMut<'_>], offset: u64) -> Result<(), RequestError> {
+        self.read(DestinationPieces::new(pieces), offset)
+    }
+
+    fn read(&self, mut into: DestinationPieces<'_, '_>, mut offset: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         self.permit(target, Operation::Read, offset, into.len() as u64)?;
-        let mut done = 0;
-        while done < into.len() {
-            let mapped = locate(target, offset + done as u64, into.len() - done)?;
-            let part = &mut into[done..done + mapped.len];
-            done += mapped.len;
+        while into.len() > 0 {
+            let mapped = locate(target, offset, into.len())?;
             let mut account = self.account(Operation::Read, mapped.len as u64);
-            let result = self.read_extent(target, &mapped, part, &mut account);
+            let result = self.read_extent(target, &mapped, into.first(mapped.len), &mut account);
             account.end(result)?;
+            into.advance(mapped.len);
+            offset += mapped.len as u64;
         }
         Ok(())
     }
@@ -109,6 +127,35 @@ impl BlockingDevice {
     /// [`RequestError::OutOfRange`] if the range exceeds the device, and [`RequestError::ReadOnly`] if the device is
     /// read-only: nothing is written. After another error the content of the range is undefined.
     pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), RequestError> {
+        self.write_vectored_at(&[IoSlice::new(from)], offset)
+    }
+
+    /// Writes `pieces`, one after the other, at byte `offset`: one request, not one for each piece. Blocks.
+    ///
+    /// Pieces may begin and end anywhere, also within a data unit, and may be empty. Whole data units are encrypted
+    /// straight from their piece into the device's buffer, in one cipher call for each MiB. Copied are data units that
+    /// lie in several pieces, runs of units that are too short for a call, and ranges that are not whole data units,
+    /// whose units are read and merged.
+    ///
+    /// ```
+    /// use inlock_engine::{Access, BlockingDevice, Device, store::memory::MemoryStore};
+    /// use std::io::{IoSlice, IoSliceMut};
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
+    /// let volume = BlockingDevice::new(Arc::new(device));
+    /// volume.write_vectored_at(&[IoSlice::new(b"one, "), IoSlice::new(b"two")], 1000)?;
+    /// let (mut first, mut second) = ([0; 3], [0; 5]);
+    /// volume.read_vectored_at(&mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)], 1000)?;
+    /// assert_eq!((&first, &second), (b"one", b", two"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`BlockingDevice::write_at`] with the length of all pieces.
+    pub fn write_vectored_at(&self, pieces: &[IoSlice<'_>], offset: u64) -> Result<(), RequestError> {
+        let from = SourcePieces::new(pieces);
         self.write(offset, from.len() as u64, Some(from))
     }
 
@@ -174,13 +221,13 @@ impl BlockingDevice {
         &self,
         target: &CryptMapping,
         mapped: &MappedRange,
-        into: &mut [u8],
+        mut into: DestinationPieces<'_, '_>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         match mapped.kind {
             TargetType::Crypt | TargetType::Linear => {}
             TargetType::Zero => {
-                into.fill(0);
+                into.zero();
                 return Ok(());
             }
             TargetType::Error => return Err(RequestError::Io(Errno::IO)),
@@ -189,7 +236,9 @@ impl BlockingDevice {
         account.lap(Phase::Queue);
         // The caller's memory may be unaligned; the scratch buffer has the alignment that every store accepts.
         let alignment = self.device().stores()[mapped.store as usize].profile().memory_alignment;
-        if !mapped.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
+        if !mapped.is_partial()
+            && let Some(into) = into.contiguous().filter(|into| into.as_ptr().addr().is_multiple_of(alignment))
+        {
             read_all(self.device(), mapped, into, mapped.store_offset)?;
             account.lap(Phase::Store);
             target.decrypt_in_place(mapped, 0, into);
@@ -201,15 +250,19 @@ impl BlockingDevice {
         let result = read_all(self.device(), mapped, cover, mapped.store_offset);
         account.lap(Phase::Store);
         if result.is_ok() {
-            target.decrypt_in_place(mapped, 0, cover);
+            if mapped.is_partial() {
+                target.decrypt_in_place(mapped, 0, cover);
+                into.copy_from(&cover[mapped.requested()]);
+            } else {
+                target.decrypt_pieces(mapped, cover, into);
+            }
             account.ciphered(1, mapped.aligned_len, mapped.unit_len);
-            into.copy_from_slice(&cover[mapped.requested()]);
         }
         self.give_scratch(scratch);
         result
     }
 
-    fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
+    fn write(&self, offset: u64, len: u64, mut from: Option<SourcePieces<'_>>) -> Result<(), RequestError> {
         let durable = false;
         let operation = if from.is_some() { Operation::Write { durable } } else { Operation::WriteZeroes { durable } };
         let target = &*self.device().enter()?;
@@ -223,7 +276,7 @@ impl BlockingDevice {
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
             let mapped = locate(target, offset + done, rest)?;
-            let plain = from.map(|f| &f[done as usize..done as usize + mapped.len]);
+            let plain = from.as_mut().map(|from| from.split_off(mapped.len));
             let mut account = self.account(operation, mapped.len as u64);
             let result = self.write_extent(target, &mapped, plain, &mut account);
             account.end(result)?;
@@ -236,7 +289,7 @@ impl BlockingDevice {
         &self,
         target: &CryptMapping,
         mapped: &MappedRange,
-        plain: Option<&[u8]>,
+        plain: Option<SourcePieces<'_>>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         match mapped.kind {
@@ -254,7 +307,7 @@ impl BlockingDevice {
         if whole.is_none() {
             let into = &mut buffer.data_mut()[mapped.requested()];
             match plain {
-                Some(plain) => into.copy_from_slice(plain),
+                Some(plain) => plain.copy_to(into),
                 None => into.fill(0),
             }
             if let Err(error) = self.merge_edges(target, mapped, &mut buffer, &mut spare, account) {
@@ -263,7 +316,7 @@ impl BlockingDevice {
             }
         }
         let ciphertext = match whole {
-            Some(plain) => target.encrypt_from(mapped, plain, buffer),
+            Some(plain) => target.encrypt_pieces(mapped, plain, buffer),
             None => target.encrypt(mapped, buffer),
         };
         account.ciphered(1, mapped.aligned_len, mapped.unit_len);

@@ -8,8 +8,9 @@ use crate::buffer::Buffer;
 use crate::cipher_engine::{EngineKeys, EngineSlot};
 use crate::ciphertext::Ciphertext;
 use crate::mapping::{Crypt, MappedTarget, Mapping};
+use crate::pieces::{DestinationPieces, SourcePieces};
 use inlock_cipher::{
-    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, TargetType, VolumeKey,
+    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, ScatterList, SectorCipher, Segment, TargetType, VolumeKey,
     new_sector_cipher, scrub_stack,
 };
 use std::ops::Deref;
@@ -345,6 +346,38 @@ impl CryptMapping {
             None => into.copy_from_slice(plain),
         }
         Ciphertext::encrypted(buffer)
+    }
+
+    /// Encrypts a whole number of data units from `plain` into `buffer`, as [`CryptMapping::encrypt_from`] does.
+    pub(crate) fn encrypt_pieces(
+        &self,
+        mapped: &MappedRange,
+        plain: SourcePieces<'_>,
+        mut buffer: Buffer,
+    ) -> Ciphertext {
+        if let Some(plain) = plain.contiguous() {
+            return self.encrypt_from(mapped, plain, buffer);
+        }
+        let dst = &mut buffer.data_mut()[..mapped.aligned_len];
+        match self.cipher(mapped) {
+            Some(cipher) => {
+                let (src, skip) = plain.parts();
+                cipher.encrypt_scattered(mapped.first, ScatterList::Gather { src, skip, dst });
+            }
+            None => plain.copy_to(dst),
+        }
+        Ciphertext::encrypted(buffer)
+    }
+
+    /// Decrypts a whole number of data units from `data` into `into`. The cipher call also copies. What `data` contains
+    /// afterwards is undefined.
+    pub(crate) fn decrypt_pieces(&self, mapped: &MappedRange, data: &mut [u8], mut into: DestinationPieces<'_, '_>) {
+        let Some(cipher) = self.cipher(mapped) else { return into.copy_from(data) };
+        if let Some(into) = into.contiguous() {
+            return cipher.decrypt(mapped.first, InOut::copy(data, into));
+        }
+        let (dst, skip) = into.parts();
+        cipher.decrypt_scattered(mapped.first, ScatterList::Scatter { src: data, dst, skip });
     }
 
     /// Decrypts the aligned range of `mapped` in place with one cipher call.

@@ -5,8 +5,9 @@
 //! devices, [`store::memory::MemoryStore`] for tests) and a [`Device`], which combines segments, key and store. There
 //! are two ways to use a device, also at the same time:
 //!
-//! - [`BlockingDevice`] has `read_at`, `write_at` and `flush`. Calls run on the calling thread and block until they are
-//!   complete. Any number of threads may share one; it starts none.
+//! - [`BlockingDevice`] has `read_at`, `write_at` and `flush`, and `read_vectored_at` and `write_vectored_at` for
+//!   memory in several pieces. Calls run on the calling thread and block until they are complete. Any number of threads
+//!   may share one; it starts none.
 //! - [`worker::Worker`] serves a [`worker::Frontend`], such as an NBD server. Each worker is an event loop on one
 //!   thread, with a [`ring::Ring`] and a [`BufferPool`] of its own. It encrypts between two steps, on the same thread;
 //!   cipher and copy threads are optional. Workers share a device, and keep requests to the same data units in order.
@@ -61,6 +62,7 @@ mod freeze;
 mod locks;
 mod mapping;
 mod message_queue;
+mod pieces;
 pub mod request;
 pub mod ring;
 pub mod rmw;

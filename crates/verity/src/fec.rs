@@ -155,7 +155,12 @@ impl Fec {
     /// Devices that are too short; the stores' errors.
     pub fn create(&self, stores: &Stores, threads: usize) -> Result<(), VerityError> {
         self.check(stores)?;
-        let at_a_time = (PIECE_LEN / self.block_len).max(1) as u64;
+        self.create_in_pieces(stores, threads, PIECE_LEN)
+    }
+
+    /// Reads up to `piece_len` bytes of each column at a time, at least a block.
+    fn create_in_pieces(&self, stores: &Stores, threads: usize, piece_len: usize) -> Result<(), VerityError> {
+        let at_a_time = (piece_len / self.block_len).max(1) as u64;
         let next = AtomicU64::new(0);
         let roots = self.code.roots();
         on_threads(threads, self.rounds.div_ceil(at_a_time), |end| {
@@ -232,5 +237,105 @@ impl Fec {
 impl std::fmt::Debug for Fec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fec").field("parameters", &self.parameters).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Parameters;
+    use inlock_engine::store::memory::MemoryStore;
+
+    /// More rounds than are computed at a time, the last time fewer: most are blocks behind the tree.
+    #[test]
+    fn blocks_of_every_round_are_rebuilt() {
+        const LEN: usize = 512;
+        let parameters = Parameters {
+            data_blocks: 2,
+            data_block_len: LEN as u32,
+            hash_block_len: LEN as u32,
+            ..Parameters::default()
+        };
+        let layout = parameters.layout().unwrap();
+        let (rounds, at_a_time) = (7, 3);
+        let blocks = 253 * (rounds - 1) + 100;
+        let bytes = |number: u64| (0..LEN as u64).map(|at| ((number * 31 + at * 7) >> 2) as u8).collect::<Vec<u8>>();
+        let data = Arc::new(MemoryStore::new([bytes(0), bytes(1)].concat()));
+        let hash = Arc::new(MemoryStore::new((2..blocks).flat_map(bytes).collect()));
+        let stores = Stores::new(data, hash, 0);
+        let parameters = FecParameters { roots: 2, blocks, offset: LEN as u64 };
+        let len = LEN as u64 + rounds * 2 * LEN as u64;
+        let parity = Arc::new(MemoryStore::new(vec![0x77; len as usize]));
+        let fec = Fec::new(parity.clone(), parameters, &layout).unwrap();
+        assert_eq!(fec.parity_len() + parameters.offset, len);
+        fec.create_in_pieces(&stores, 2, at_a_time * LEN).unwrap();
+        assert!(parity.contents()[..LEN].iter().all(|byte| *byte == 0x77), "bytes before the parity");
+        for number in [2, rounds - 1, rounds, 2 * rounds - 2, 5 * rounds + at_a_time as u64, blocks - 1] {
+            stores.hash.write_at(&[0x3c; LEN], (number - 2) * LEN as u64).unwrap();
+            assert!(fec.rebuild(&stores, number, &[]) == Some(bytes(number)), "block {number}");
+            stores.hash.write_at(&bytes(number), (number - 2) * LEN as u64).unwrap();
+        }
+    }
+
+    #[test]
+    fn covered_blocks_have_their_place_in_data_or_tree() {
+        let parameters =
+            Parameters { data_blocks: 300, data_block_len: 512, hash_block_len: 512, ..Parameters::default() };
+        let layout = parameters.layout().unwrap();
+        let blocks = 300 + layout.tree_blocks();
+        let parameters = FecParameters { roots: 2, blocks: blocks + 2, offset: 0 };
+        let fec = Fec::new(Arc::new(MemoryStore::new(Vec::new())), parameters, &layout).unwrap();
+        let mut counts = vec![0; layout.levels().len() + 1];
+        for number in 0..blocks {
+            let (area, block) = fec.area_of(&layout, number).unwrap();
+            assert!(block < area.blocks(&layout) && fec.number(&layout, area, block) == number, "{number}");
+            counts[area.level_above() as usize] += 1;
+        }
+        let expected: Vec<u64> = [300].into_iter().chain(layout.levels().iter().map(|level| level.blocks)).collect();
+        assert_eq!(counts, expected);
+        assert_eq!([blocks, blocks + 1].map(|number| fec.area_of(&layout, number)), [None, None]);
+    }
+
+    /// Memory of which some blocks of 4096 bytes cannot be read.
+    struct Unreadable(MemoryStore, Vec<u64>);
+
+    impl BackingStore for Unreadable {
+        fn geometry(&self) -> inlock_engine::Geometry {
+            self.0.geometry()
+        }
+        fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+            if self.1.contains(&(offset / 4096)) { Err(Errno::IO) } else { self.0.read_at(data, offset) }
+        }
+        fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+            self.0.write_at(data, offset)
+        }
+        fn sync(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+            Err(Errno::OPNOTSUPP)
+        }
+    }
+
+    /// As many blocks of a round as there are roots, at once: their places are known.
+    #[test]
+    fn unreadable_blocks_are_rebuilt_up_to_the_roots() {
+        let layout = Parameters { data_blocks: 100, ..Parameters::default() }.layout().unwrap();
+        let data: Vec<u8> = (0..100 * 4096u32).map(|at| (at >> 5 ^ at) as u8).collect();
+        let hash = Arc::new(MemoryStore::new(vec![0x5a; layout.tree_len() as usize]));
+        let parameters = FecParameters { roots: 3, blocks: 100 + layout.tree_blocks(), offset: 0 };
+        let parity = Arc::new(MemoryStore::new(vec![0; 3 * 4096]));
+        let fec = Fec::new(parity, parameters, &layout).unwrap();
+        let stores = |bad: &[u64]| {
+            let store = Unreadable(MemoryStore::new(data.clone()), bad.to_vec());
+            Stores::new(Arc::new(store), hash.clone(), 0)
+        };
+        fec.create(&stores(&[]), 1).unwrap();
+        for bad in 0..=4 {
+            let bad: Vec<u64> = (0..bad).map(|at| 7 + 13 * at).collect();
+            let rebuilt = fec.rebuild(&stores(&bad), 7, &[]);
+            let expected = (bad.len() <= 3).then(|| data[7 * 4096..8 * 4096].to_vec());
+            assert!(rebuilt == expected, "{bad:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! LUKS1 on-disk format, section 2.4; LUKS2 uses the same under the name `luks1`.
 
 use crate::pbkdf::Hash;
+use inlock_cipher::Diffusion;
 use zeroize::Zeroizing;
 
 /// Puts the key back together from `stripes` stripes. `material` is at least `key.len() * stripes` bytes.
@@ -14,9 +15,10 @@ pub(crate) fn merge(material: &[u8], key: &mut [u8], hash: Hash) {
         (last, others)
     };
     key.fill(0);
+    let mut diffusion = Diffusion::new(hash);
     for stripe in others.chunks_exact(len) {
         xor(key, stripe);
-        diffuse(key, hash);
+        diffusion.apply(key);
     }
     xor(key, last);
 }
@@ -28,9 +30,10 @@ pub(crate) fn split(key: &[u8], material: &mut [u8], hash: Hash) {
     assert!(len > 0 && material.len() >= len && material.len().is_multiple_of(len), "whole stripes");
     let (others, last) = material.split_at_mut(material.len() - len);
     let mut state = Zeroizing::new(vec![0; len]);
+    let mut diffusion = Diffusion::new(hash);
     for stripe in others.chunks_exact(len) {
         xor(&mut state, stripe);
-        diffuse(&mut state, hash);
+        diffusion.apply(&mut state);
     }
     last.copy_from_slice(key);
     xor(last, &state);
@@ -38,15 +41,6 @@ pub(crate) fn split(key: &[u8], material: &mut [u8], hash: Hash) {
 
 fn xor(into: &mut [u8], with: &[u8]) {
     into.iter_mut().zip(with).for_each(|(a, b)| *a ^= b);
-}
-
-/// Replaces each digest-sized block by the hash of its number and itself; a short last block keeps its length.
-fn diffuse(block: &mut [u8], hash: Hash) {
-    for (number, chunk) in (0u32..).zip(block.chunks_mut(hash.len())) {
-        let digest = hash.digest(&[&number.to_be_bytes(), chunk]);
-        let len = chunk.len();
-        chunk.copy_from_slice(&digest[..len]);
-    }
 }
 
 #[cfg(test)]

@@ -54,8 +54,18 @@ const FRONTEND: Tests = Tests {
         "regressions::paused_readers",
     ],
 };
+const VERITY: Tests = Tests {
+    build: &["--package", "inlock-verity", "--lib", "--test", "it"],
+    directory: "crates/verity",
+    left_out: &[
+        "breakages::every_byte_of_a_superblock",
+        "fec::bad_blocks_are_rebuilt",
+        "fec::parity_is_that_of_veritysetup",
+        "tampering::every_flipped_bit",
+    ],
+};
 
-pub(super) const GROUPS: [Group; 3] = [
+pub(super) const GROUPS: [Group; 4] = [
     Group {
         name: "volume",
         directory: "crates/volume",
@@ -77,6 +87,22 @@ pub(super) const GROUPS: [Group; 3] = [
         tests: &[ENGINE],
     },
     Group { name: "nbd", directory: "crates/frontend", files: &["nbd/"], tests: &[FRONTEND] },
+    Group {
+        name: "verity",
+        directory: "crates/verity",
+        files: &[
+            "cache.rs",
+            "fec.rs",
+            "fsverity.rs",
+            "hasher.rs",
+            "layout.rs",
+            "reed_solomon.rs",
+            "store.rs",
+            "superblock.rs",
+            "tree.rs",
+        ],
+        tests: &[VERITY],
+    },
 ];
 
 impl Group {

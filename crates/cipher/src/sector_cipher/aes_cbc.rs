@@ -64,6 +64,11 @@ impl SectorCipher for Cbc {
         aes::cbc_decrypt(self.kernel, &CbcJob::new(&self.keys, &ivs, self.unit, data));
     }
 
+    /// Eight units run in parallel. Fewer take as long, and so do the last ones of a run.
+    fn min_encrypted_run(&self) -> usize {
+        32 * self.unit.bytes()
+    }
+
     fn kernel(&self) -> &'static str {
         self.kernel.name()
     }

@@ -68,6 +68,15 @@ impl SectorCipher for AnyMode {
         });
     }
 
+    /// Data is copied either way, a batch at a time.
+    fn min_encrypted_run(&self) -> usize {
+        MAX_BATCH * self.unit.bytes()
+    }
+
+    fn min_decrypted_run(&self) -> usize {
+        MAX_BATCH * self.unit.bytes()
+    }
+
     fn kernel(&self) -> &'static str {
         self.kernel
     }

@@ -14,6 +14,7 @@ use crate::in_out::check_data_len;
 use crate::isa::WideKernel;
 use crate::iv::{IvGenerator, IvKeys};
 use crate::modes::new_chain;
+use crate::scatter::MIN_RUN;
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
 use crate::{CipherError, DataUnitSize, InOut, IvNumber, IvNumbering, ScatterList};
 #[cfg(test)]
@@ -93,7 +94,8 @@ pub trait SectorCipher: Send + Sync {
     /// differ in length.
     fn try_encrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) -> Result<(), CipherError> {
         data.check(self.unit())?;
-        data.for_each_run(self.unit(), |before, run| self.encrypt(first.after(before, self.step()), run));
+        let encrypt = |before, run: InOut<'_>| self.encrypt(first.after(before, self.step()), run);
+        data.for_each_run(self.unit(), self.min_encrypted_run(), encrypt);
         Ok(())
     }
     /// Decrypts every unit of data in several pieces, whose lengths are not trusted.
@@ -103,8 +105,18 @@ pub trait SectorCipher: Send + Sync {
     /// As [`SectorCipher::try_encrypt_scattered`].
     fn try_decrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) -> Result<(), CipherError> {
         data.check(self.unit())?;
-        data.for_each_run(self.unit(), |before, run| self.decrypt(first.after(before, self.step()), run));
+        let decrypt = |before, run: InOut<'_>| self.decrypt(first.after(before, self.step()), run);
+        data.for_each_run(self.unit(), self.min_decrypted_run(), decrypt);
         Ok(())
+    }
+    /// Returns the length in bytes of the shortest run of data units between other pieces that is encrypted by a call
+    /// of its own into contiguous memory. Shorter ones are copied there, and encrypted with their neighbours.
+    fn min_encrypted_run(&self) -> usize {
+        MIN_RUN
+    }
+    /// Returns the same for decryption from contiguous memory.
+    fn min_decrypted_run(&self) -> usize {
+        MIN_RUN
     }
     /// Returns the name of the kernel: `vaes512`, `vaes256` or `aesni` of AES, `avx512` or `avx2` of other ciphers,
     /// `portable`, or `none` for the null cipher.

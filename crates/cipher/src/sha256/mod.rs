@@ -6,6 +6,7 @@
 //! edges of a message are put together in a buffer.
 
 mod hmac;
+mod numbered;
 #[cfg(target_arch = "x86_64")]
 mod pbkdf2;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 mod x86_64;
 
 pub(crate) use hmac::HmacSha256;
+pub(crate) use numbered::NumberedBlocks;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pbkdf2::pbkdf2;
 

@@ -230,3 +230,23 @@ fn every_kernel_computes_the_hmac_of_the_crate() {
     }
     println!("COUNT hmac_sha256_tags {compared}");
 }
+
+#[test]
+fn numbered_blocks_become_their_digests_on_every_kernel() {
+    let mut compared = 0;
+    for kernel in kernels() {
+        // Memory of earlier and longer calls has no effect.
+        let mut blocks = NumberedBlocks::new_on(kernel);
+        for len in (0..=300).rev().chain([512, 77]) {
+            let data = noise(len as u64, len);
+            let mut replaced = data.clone();
+            blocks.replace(&mut replaced);
+            for (number, (block, replaced)) in (0u32..).zip(data.chunks(32).zip(replaced.chunks(32))) {
+                let digest = expected(&[&number.to_be_bytes(), block]);
+                assert_eq!(replaced, &digest[..block.len()], "{}, block {number} of {len} bytes", kernel.name());
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 1000, "{compared}");
+}

@@ -77,7 +77,8 @@ impl Case {
         cases.collect()
     }
 
-    /// Compares in place with the pieces `to`, and copied from `from` to `to`, in both directions.
+    /// Compares in place with the pieces `to`, copied from `from` to `to`, and with one side contiguous, in both
+    /// directions.
     fn compare(&self, from: &[usize], to: &[usize]) {
         for encrypt in [true, false] {
             let (input, expected) = if encrypt { (&self.plain, &self.sealed) } else { (&self.sealed, &self.plain) };
@@ -92,6 +93,12 @@ impl Case {
             let mut data = vec![0x77; input.len()];
             call(ScatterList::Copy { src: &cut(input, from), dst: &mut cut_mut(&mut data, to) });
             assert!(data == *expected, "{name}, copied");
+            let mut data = vec![0x77; input.len()];
+            call(ScatterList::Gather { src: &cut(input, from), skip: 0, dst: &mut data });
+            assert!(data == *expected, "{name}, gathered");
+            let (mut src, mut data) = (input.clone(), vec![0x77; input.len()]);
+            call(ScatterList::Scatter { src: &mut src, dst: &mut cut_mut(&mut data, to), skip: 0 });
+            assert!(data == *expected, "{name}, scattered");
         }
     }
 }
@@ -140,6 +147,50 @@ fn data_in_many_pieces_equals_contiguous_data() {
     println!("COUNT cuts_of_scatter_lists {compared}");
 }
 
+/// Of pieces that have more bytes than the data, those before and behind it are neither used nor written.
+#[test]
+fn data_within_longer_pieces_equals_contiguous_data() {
+    for case in Case::all(512, 3) {
+        let total = case.plain.len();
+        for (skip, behind, cuts) in [(1, 0, vec![700]), (600, 5, vec![0, 200, 599]), (512, 512, vec![512, 600])] {
+            let long = [vec![0x11; skip], case.plain.clone(), vec![0x22; behind]].concat();
+            let lens = lens(&cuts, long.len());
+            let mut sealed = vec![0; total];
+            let list = ScatterList::Gather { src: &cut(&long, &lens), skip, dst: &mut sealed };
+            case.cipher.encrypt_scattered(FIRST, list);
+            assert!(sealed == case.sealed, "{}, {skip}", case.spec);
+            let mut opened = [vec![0x11; skip], vec![0x77; total], vec![0x22; behind]].concat();
+            let list = ScatterList::Scatter { src: &mut sealed, dst: &mut cut_mut(&mut opened, &lens), skip };
+            case.cipher.decrypt_scattered(FIRST, list);
+            assert!(opened == long, "{}, {skip}", case.spec);
+        }
+    }
+}
+
+/// Units that straddle a cut one after the other are one call, and so are short runs among them.
+#[test]
+fn consecutive_units_that_straddle_cuts_are_one_call() {
+    let (unit, mut data, mut other) = (DataUnitSize::SECTOR, vec![0; 10 * 512], vec![0; 10 * 512]);
+    // Units 0 and 1 straddle, 2 to 5 do not, 6 to 8 do, 9 does not.
+    let lens = lens(&[100, 1000, 1024, 3072, 3100, 4000, 4500], 10 * 512);
+    let all = [
+        (0, vec![(0, 2, true), (2, 4, false), (6, 3, true), (9, 1, false)]),
+        (512, vec![(0, 2, true), (2, 4, false), (6, 3, true), (9, 1, false)]),
+        (513, vec![(0, 2, true), (2, 4, false), (6, 4, true)]),
+        (2048, vec![(0, 2, true), (2, 4, false), (6, 4, true)]),
+        (2049, vec![(0, 10, true)]),
+    ];
+    for (min_run, expected) in all {
+        let mut runs = Vec::new();
+        let mut note = |before, run: InOut<'_>| runs.push((before, run.len() / 512, matches!(run, InOut::InPlace(_))));
+        let list = ScatterList::Gather { src: &cut(&data, &lens), skip: 0, dst: &mut other };
+        list.for_each_run(unit, min_run, &mut note);
+        let list = ScatterList::Scatter { src: &mut data, dst: &mut cut_mut(&mut other, &lens), skip: 0 };
+        list.for_each_run(unit, min_run, note);
+        assert_eq!(runs, [expected.clone(), expected].concat(), "{min_run}");
+    }
+}
+
 /// Whole units of a piece are passed on where they are: only those that straddle a cut are copied.
 #[test]
 fn only_units_that_straddle_a_cut_are_copied() {
@@ -148,7 +199,7 @@ fn only_units_that_straddle_a_cut_are_copied() {
     let start = data.as_ptr() as usize;
     let mut pieces = cut_mut(&mut data, &lens(&[512, 4 * 512, 9 * 512 + 1, 15 * 512], 20 * 512));
     let mut runs = Vec::new();
-    ScatterList::InPlace(&mut pieces).for_each_run(unit, |before, mut data| {
+    ScatterList::InPlace(&mut pieces).for_each_run(unit, 0, |before, mut data| {
         let at = (data.destination().as_ptr() as usize).wrapping_sub(start);
         runs.push((before, data.len() / 512, at == before * 512));
     });
@@ -190,4 +241,19 @@ fn pieces_of_wrong_lengths_are_refused_before_a_byte_is_written() {
     let list = ScatterList::InPlace(&mut cut_mut(&mut data, &[24, 1000]));
     assert_eq!(cipher.try_decrypt_scattered(FIRST, list), Ok(()));
     assert_eq!(data, input);
+    let unit = cipher.unit();
+    for (pieces, skip, len) in [(1000, 0, 1024), (1024, 1, 1024), (1024, 1025, 1024), (1024, 0, 0), (1024, 0, 511)] {
+        let (mut memory, mut one_side) = (data, vec![0x33; len]);
+        let available = pieces.min(1024usize.saturating_sub(skip)).min(len);
+        let of_lengths = |len, destination| match len == destination {
+            true => Err(CipherError::DataLength { len, unit }),
+            false => Err(CipherError::DestinationLength { len, destination }),
+        };
+        let list = ScatterList::Gather { src: &cut(&data[..pieces], &[pieces]), skip, dst: &mut one_side };
+        assert_eq!(cipher.try_encrypt_scattered(FIRST, list), of_lengths(available, len));
+        let dst = &mut cut_mut(&mut memory[..pieces], &[pieces]);
+        let list = ScatterList::Scatter { src: &mut one_side, dst, skip };
+        assert_eq!(cipher.try_decrypt_scattered(FIRST, list), of_lengths(len, available));
+        assert!(memory == data && one_side == vec![0x33; len]);
+    }
 }

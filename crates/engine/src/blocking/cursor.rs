@@ -2,7 +2,8 @@
 
 use super::BlockingDevice;
 use crate::errno::Errno;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use crate::pieces::{DestinationPieces, SourcePieces};
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 
 /// Position in a [`BlockingDevice`], for code that is written against [`Read`], [`Write`] and [`Seek`], such as file
 /// systems. [`BlockingDevice::cursor`] makes one at the start of the device.
@@ -62,9 +63,14 @@ impl DeviceCursor {
 
 impl Read for DeviceCursor {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(into)])
+    }
+
+    fn read_vectored(&mut self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let into = DestinationPieces::new(pieces);
         let len = self.remaining(into.len());
         if len > 0 {
-            self.device.read_at(&mut into[..len], self.position)?;
+            self.device.read(into.limited(len), self.position)?;
             self.position += len as u64;
         }
         Ok(len)
@@ -73,14 +79,19 @@ impl Read for DeviceCursor {
 
 impl Write for DeviceCursor {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        if from.is_empty() {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut from = SourcePieces::new(pieces);
+        if from.len() == 0 {
             return Ok(0);
         }
         let len = self.remaining(from.len());
         if len == 0 {
             return Err(Errno::NOSPC.into());
         }
-        self.device.write_at(&from[..len], self.position)?;
+        self.device.write(self.position, len as u64, Some(from.split_off(len)))?;
         self.position += len as u64;
         Ok(len)
     }

@@ -7,12 +7,14 @@ use super::{BlockingDevice, Scratch, locate};
 use crate::buffer::BufferPool;
 use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::errno::Errno;
+use crate::pieces::SourcePieces;
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
 use crate::zone_mapping::{encrypt_elsewhere, moved, ranges_of};
 use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use crate::zoned::ZoneAction;
+use std::io::IoSlice;
 
 impl BlockingDevice {
     /// Writes `from` at the write pointer of the zone that starts at byte `zone`, in one piece of at most 1 MiB, and
@@ -58,7 +60,10 @@ impl BlockingDevice {
             Err(error) => Err(error),
         };
         match placed {
-            Ok((turn, placed)) => self.write_in_turn(target, placed, Some(from), turn, scratch, account),
+            Ok((turn, placed)) => {
+                let from = &[IoSlice::new(from)];
+                self.write_in_turn(target, placed, Some(SourcePieces::new(from)), turn, scratch, account)
+            }
             Err(error) => {
                 self.give_scratch(scratch);
                 Err(error)
@@ -91,7 +96,7 @@ impl BlockingDevice {
         &self,
         target: &CryptMapping,
         mapped: &MappedRange,
-        plain: Option<&[u8]>,
+        plain: Option<SourcePieces<'_>>,
         account: &mut Account<'_>,
     ) -> Result<bool, RequestError> {
         if self.device().zones().is_none() {
@@ -126,7 +131,7 @@ impl BlockingDevice {
         &self,
         target: &CryptMapping,
         mut mapped: MappedRange,
-        plain: Option<&[u8]>,
+        plain: Option<SourcePieces<'_>>,
         turn: Turn<'_>,
         scratch: Scratch,
         account: &mut Account<'_>,
@@ -134,7 +139,7 @@ impl BlockingDevice {
         account.lap(Phase::Queue);
         let Scratch { mut buffer, spare } = scratch;
         let mut ciphertext = match plain {
-            Some(plain) => target.encrypt_from(&mapped, plain, buffer),
+            Some(plain) => target.encrypt_pieces(&mapped, plain, buffer),
             None => {
                 buffer.data_mut()[..mapped.aligned_len].fill(0);
                 target.encrypt(&mapped, buffer)

@@ -19,4 +19,5 @@ mod stats;
 mod support;
 mod suspend;
 mod threaded;
+mod vectored;
 mod zoned;

@@ -20,7 +20,8 @@ use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::rmw;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::worker::{Context, CopyOptions, Finished, Flow, Frontend, Request, Worker};
-use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy, RequestError};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
 /// Number of requests that a worker has in flight.
@@ -191,6 +192,15 @@ fn offload_options(policy: OffloadPolicy) -> OffloadOptions {
     options
 }
 
+fn in_pieces(device: &BlockingDevice, operation: Operation, offset: u64, bytes: &mut [u8]) -> Result<(), RequestError> {
+    let (front, rest) = bytes.split_at_mut(bytes.len() / 3);
+    let (middle, back) = rest.split_at_mut(rest.len() / 2);
+    match operation {
+        Operation::Read => device.read_vectored_at(&mut [front, middle, back].map(IoSliceMut::new), offset),
+        _ => device.write_vectored_at(&[&*front, middle, back].map(IoSlice::new), offset),
+    }
+}
+
 fn run_caller(device: &BlockingDevice, number: usize, requests: usize, go: &Barrier) {
     let mut slot = Slot::new(WORKERS * SLOTS + number);
     let mut bytes = vec![0; SLOT_LEN as usize];
@@ -201,6 +211,8 @@ fn run_caller(device: &BlockingDevice, number: usize, requests: usize, go: &Barr
         let bytes = &mut bytes[..len.min(SLOT_LEN) as usize];
         slot.apply(operation, offset, len, bytes);
         match operation {
+            // One in four as three pieces.
+            Operation::Read | Operation::Write { .. } if offset % 4 == 0 => in_pieces(device, operation, offset, bytes),
             Operation::Read => device.read_at(bytes, offset),
             Operation::Write { .. } => device.write_at(bytes, offset),
             Operation::WriteZeroes { .. } => device.write_zeroes(offset, len),

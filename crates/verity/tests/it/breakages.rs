@@ -43,7 +43,7 @@ const SUPERBLOCKS: &[(&str, Patch, &str)] = &[
     ("type 2", u32_at(12, 2), "hash_type"),
     ("type, high byte", u8_at(15, 1), "hash_type"),
     ("type, all bits", u32_at(12, u32::MAX), "hash_type"),
-    ("no name of a hash", name(b"\0\0\0\0\0\0\0\0"), "algorithm"),
+    ("no name of a hash", name(b"\0\0\0\0\0\0\0\0"), "there is no name of a hash"),
     ("unknown hash", name(b"sha255\0\0"), "algorithm"),
     ("hash of a file system", name(b"crc32c\0\0"), "algorithm"),
     ("hash with key", name(b"hmac-sha"), "algorithm"),

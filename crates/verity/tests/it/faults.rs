@@ -67,3 +67,17 @@ fn short_devices_are_refused() {
         }
     }
 }
+
+#[test]
+fn failed_read_is_named_by_its_device() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 400));
+    for (fails_data, action) in [(true, "read the data"), (false, "read the hash tree")] {
+        // The first read of the tree is that of the topmost block.
+        let (data, tree) = match fails_data {
+            true => (faulty(&device.data, 0), faulty(&device.tree, u64::MAX)),
+            false => (faulty(&device.data, u64::MAX), faulty(&device.tree, 1)),
+        };
+        let error = verify(&Stores::new(data, tree, 0), &device.layout, &device.root, 1).unwrap_err();
+        assert!(matches!(error, VerityError::Io { action: found, .. } if found == action), "{error}");
+    }
+}

@@ -274,3 +274,49 @@ fn impossible_parameters_are_refused_by_their_field() {
     let layout = parameters(Hash::Sha256, 512, 1024, 100).layout().unwrap();
     assert_eq!(Fec::new(memory(parity), good, &layout).unwrap_err().field, "hash_block_size");
 }
+
+/// All blocks of a small device are in one round: as many as there are roots are rebuilt.
+#[test]
+fn verification_with_repairs_counts_wrong_bytes_or_names_the_first_bad_block() {
+    let (device, parity, parameters) = protected(&parameters(Hash::Sha256, 512, 512, 40), 4);
+    let verify = |device: &Device, parity: &[u8]| {
+        let fec = fec_of(device, parity, parameters);
+        verify_repairing(&device.stores(), &device.layout, &device.root, &fec, 1)
+    };
+    let corruption = |result: Result<u64, VerityError>| match result {
+        Err(VerityError::Corrupt(corruption)) => corruption,
+        other => panic!("{other:?}"),
+    };
+    let sound = || Device { data: device.data.clone(), tree: device.tree.clone(), ..copy(&device) };
+    assert_eq!(verify(&device, &parity).unwrap(), 0);
+    for bad in 1..=5 {
+        let mut broken = sound();
+        for block in 0..bad {
+            // One more byte of each.
+            broken.data[3 * 512 + block * 7 * 512..][..block + 1].iter_mut().for_each(|byte| *byte ^= 0x81);
+        }
+        let result = verify(&broken, &parity);
+        if bad <= 4 {
+            assert_eq!(result.unwrap() as usize, bad * (bad + 1) / 2);
+        } else {
+            let corruption = corruption(result);
+            assert_eq!((corruption.area, corruption.block, corruption.is_repaired), (Area::Data, 3, false));
+        }
+    }
+    // A block of the tree, with digests that nothing is compared with before it is rebuilt.
+    let mut broken = sound();
+    broken.tree[512] ^= 1;
+    assert_eq!(verify(&broken, &parity).unwrap(), 1);
+    // Bytes that no digest uses are not wrong for a reader: nothing is repaired, and they are still named.
+    let mut spare = sound();
+    let topmost = device.layout.levels().last().unwrap().start_block as usize * 512;
+    spare.tree[topmost + 511] = 1;
+    let digest = Hash::Sha256.digest(&[&[0xa5; 32], &spare.tree[topmost..topmost + 512]]);
+    spare.root = digest[..32].to_vec();
+    assert!(corruption(verify(&spare, &parity)).is_spare);
+    // A device that cannot be read.
+    let stores = Stores::new(Failing::new(&device.data, |_| Err(Errno::NODEV)), memory(device.tree.clone()), 0);
+    let fec = fec_of(&device, &parity, parameters);
+    let error = verify_repairing(&stores, &device.layout, &device.root, &fec, 1).unwrap_err();
+    assert!(matches!(error, VerityError::Io { .. } | VerityError::Corrupt(_)), "{error}");
+}

@@ -2,7 +2,7 @@
 
 use crate::support::noise;
 use inlock_cipher::Hash;
-use inlock_verity::{FileParameters, digest_file};
+use inlock_verity::{FileError, FileParameters, digest_file};
 use std::fs;
 use std::io::{self, Read};
 use std::process::Command;
@@ -97,4 +97,26 @@ fn impossible_parameters_of_a_file_are_refused() {
         let error = digest_file(&mut &b"data"[..], &parameters).unwrap_err().to_string();
         assert!(error.contains(field), "{error}");
     }
+}
+
+/// A file whose first read fails.
+struct FailsOnce<'a>(&'a [u8], Option<io::ErrorKind>);
+
+impl Read for FailsOnce<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.1.take() {
+            Some(kind) => Err(kind.into()),
+            None => self.0.read(into),
+        }
+    }
+}
+
+#[test]
+fn interrupted_read_is_repeated_and_failed_one_is_an_error() {
+    let (data, parameters) = (noise(3, 5000), FileParameters::default());
+    let whole = digest_file(&mut &data[..], &parameters).unwrap();
+    let interrupted = &mut FailsOnce(&data, Some(io::ErrorKind::Interrupted));
+    assert_eq!(digest_file(interrupted, &parameters).unwrap(), whole);
+    let failed = digest_file(&mut FailsOnce(&data, Some(io::ErrorKind::TimedOut)), &parameters);
+    assert!(matches!(failed, Err(FileError::Io(error)) if error.kind() == io::ErrorKind::TimedOut));
 }

@@ -1,9 +1,11 @@
 //! Reads of a device: every range, bad blocks, the bound of the cache.
 
-use crate::support::{Device, noise, parameters, read, recording};
+use crate::support::{Device, Failing, memory, noise, parameters, read, recording};
 use inlock_cipher::Hash;
-use inlock_engine::{BackingStore, Errno};
-use inlock_verity::{Area, OpenOptions, VerityError};
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::{BackingStore, Errno, Geometry, StoreProfile};
+use inlock_verity::{Area, Fec, FecParameters, OpenOptions, Stores, VerityError, VerityStore};
+use std::sync::{Arc, Mutex};
 
 #[test]
 fn reads_of_any_range_return_the_data() {
@@ -167,4 +169,69 @@ fn threads_read_the_same_device() {
             });
         }
     });
+}
+
+#[test]
+fn first_1024_bad_blocks_are_reported() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 512, 4096, 1030));
+    device.data.iter_mut().for_each(|byte| *byte ^= 1);
+    let (options, reports) = recording();
+    let store = device.open(OpenOptions { ignore_corruption: true, ..options }).unwrap();
+    assert!(read(&store, 0, device.data.len()).unwrap() == device.data);
+    let blocks: Vec<u64> = reports.lock().unwrap().iter().map(|corruption| corruption.block).collect();
+    assert_eq!(blocks, (0..1024).collect::<Vec<_>>());
+    assert_eq!(store.snapshot().corrupted, 1030);
+}
+
+/// A store that keeps what is prefetched.
+struct Prefetched(Arc<MemoryStore>, Mutex<Vec<(u64, u64)>>);
+
+impl BackingStore for Prefetched {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.in_memory = true;
+        profile
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.0.read_at(data, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.0.write_at(data, offset)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.1.lock().unwrap().push((offset, len));
+    }
+}
+
+/// Reads of memory are calls, but not if a block may have to be rebuilt; data are prefetched where they are.
+#[test]
+fn profile_and_prefetch_are_those_of_the_data() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 40));
+    let in_memory = |bytes: &[u8]| Arc::new(Prefetched(memory(bytes.to_vec()), Mutex::default()));
+    let slow = || Failing::new(&device.data, |_| Ok(()));
+    let open = |data, tree, fec| {
+        let options = OpenOptions { fec, ..OpenOptions::default() };
+        VerityStore::open(&Stores::new(data, tree, 0), &device.layout, &device.root, options).unwrap()
+    };
+    let data = in_memory(&device.data);
+    let store = open(data.clone(), in_memory(&device.tree), None);
+    store.prefetch(1024, 777);
+    assert_eq!(*data.1.lock().unwrap(), [(1024, 777)]);
+    assert!(store.profile().in_memory && store.fec().is_none());
+    assert_eq!(OpenOptions::default().cache_len, 32 << 20);
+    assert!(!open(slow(), in_memory(&device.tree), None).profile().in_memory);
+    let parameters = FecParameters { roots: 2, blocks: 40 + device.layout.tree_blocks(), offset: 0 };
+    let fec = Fec::new(memory(vec![0; 1 << 20]), parameters, &device.layout).unwrap();
+    let store = open(data, in_memory(&device.tree), Some(fec));
+    assert!(!store.profile().in_memory);
+    assert_eq!(store.fec().map(Fec::parameters), Some(&parameters));
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Device, parameters, read};
 use inlock_cipher::Hash;
-use inlock_verity::{HashType, OpenOptions, Parameters, VerityError};
+use inlock_verity::{Area, HashType, OpenOptions, Parameters, VerityError};
 
 fn devices() -> Vec<Device> {
     let small = |hash_type, hash| Parameters { hash_type, ..parameters(hash, 512, 512, 17) };
@@ -56,4 +56,58 @@ fn bytes_behind_the_digests_are_reported_as_spare() {
     let error = device.verify().unwrap_err().to_string();
     assert_eq!(error, "hash block 0 of level 0 at position 0 has unused bytes that are not zero");
     assert!(device.open(OpenOptions::default()).is_ok());
+}
+
+/// The second block of a level, which has fewer digests than its length allows, below a topmost block.
+#[test]
+fn corruption_is_named_by_its_block_and_place() {
+    let sound = Device::new(&parameters(Hash::Sha256, 512, 512, 20));
+    let stored = |level: usize, block: u64| {
+        let start = (sound.layout.levels()[level].start_block + block) as usize * 512;
+        start..start + 512
+    };
+    let found = |device: &Device| match device.verify() {
+        Err(VerityError::Corrupt(corruption)) => corruption,
+        other => panic!("{other:?}"),
+    };
+    for block in [0, 3, 15, 16, 18, 19] {
+        let mut device = copy(&sound);
+        device.data[block * 512 + 7] ^= 4;
+        let corruption = found(&device);
+        assert_eq!((corruption.area, corruption.block), (Area::Data, block as u64));
+        assert_eq!((corruption.position, corruption.is_root, corruption.is_spare), (block as u64 * 512, false, false));
+    }
+    // Digests of level 0 are those of level 1: the block, and not what it covers, is bad.
+    for block in [0, 1] {
+        let mut device = copy(&sound);
+        device.tree[stored(0, block).start] ^= 1;
+        let corruption = found(&device);
+        assert_eq!((corruption.area, corruption.block), (Area::Level(0), block));
+    }
+    // Bytes behind the four digests of the second block, with digests that cover them.
+    let mut device = copy(&sound);
+    for at in [4 * 32, 511] {
+        device.tree[stored(0, 1)][at] ^= 1;
+    }
+    let digest = |bytes: &[u8]| Hash::Sha256.digest(&[&[0xa5; 32], bytes])[..32].to_vec();
+    let lower = digest(&device.tree[stored(0, 1)]);
+    device.tree[stored(1, 0)][32..64].copy_from_slice(&lower);
+    device.root = digest(&device.tree[stored(1, 0)]);
+    let corruption = found(&device);
+    assert_eq!((corruption.area, corruption.block, corruption.is_spare), (Area::Level(0), 1, true));
+    // The same of the topmost block, whose digest is the root hash and not wrong.
+    let mut device = copy(&sound);
+    device.tree[stored(1, 0)][511] = 1;
+    device.root = digest(&device.tree[stored(1, 0)]);
+    let corruption = found(&device);
+    assert_eq!((corruption.area, corruption.is_spare, corruption.is_root), (Area::Level(1), true, false));
+    let mut device = copy(&sound);
+    device.tree[stored(1, 0)][0] ^= 1;
+    let corruption = found(&device);
+    assert_eq!((corruption.area, corruption.is_spare, corruption.is_root), (Area::Level(1), false, true));
+}
+
+fn copy(device: &Device) -> Device {
+    let Device { data, tree, layout, root } = device;
+    Device { data: data.clone(), tree: tree.clone(), layout: layout.clone(), root: root.clone() }
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Device, memory, noise, parameters};
 use inlock_cipher::Hash;
-use inlock_verity::{HashType, Parameters, Stores, create, verify};
+use inlock_verity::{HashType, Parameters, Stores, create, random_salt, verify};
 
 /// Digests of blocks, each made alone, and the blocks of digests of the level above.
 fn naive_level(parameters: &Parameters, blocks: &[Vec<u8>]) -> Vec<Vec<u8>> {
@@ -111,4 +111,11 @@ fn tree_over_the_data_is_refused() {
         assert!(both.contents()[..device.data.len()] == device.data);
     }
     assert_eq!(create_at(device.layout.data_len()).unwrap(), device.root);
+}
+
+#[test]
+fn random_salts_have_32_bytes_and_differ() {
+    let [one, other] = [(); 2].map(|()| random_salt().unwrap());
+    assert_eq!((one.len(), other.len()), (32, 32));
+    assert_ne!(one, other);
 }

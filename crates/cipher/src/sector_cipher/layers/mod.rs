@@ -78,6 +78,14 @@ impl<L: Layer> SectorCipher for Layered<L> {
         }
     }
 
+    fn min_encrypted_run(&self) -> usize {
+        self.cipher.min_encrypted_run()
+    }
+
+    fn min_decrypted_run(&self) -> usize {
+        self.cipher.min_decrypted_run()
+    }
+
     fn kernel(&self) -> &'static str {
         self.cipher.kernel()
     }

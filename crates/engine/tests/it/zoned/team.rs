@@ -98,7 +98,10 @@ impl Ask {
                 let mut bytes = vec![0; len as usize];
                 device.read_at(&mut bytes, offset).map(|()| Done { offset, bytes })
             }
-            Self::Write { data, .. } => device.write_at(data, offset).map(done),
+            Self::Write { data, .. } => {
+                let (front, back) = data.split_at(data.len() / 3);
+                device.write_vectored_at(&[front, &[], back].map(std::io::IoSlice::new), offset).map(done)
+            }
             Self::Append { zone, data, .. } => {
                 device.append(*zone, data).map(|offset| Done { offset, bytes: Vec::new() })
             }
