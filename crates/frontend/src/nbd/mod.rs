@@ -9,6 +9,7 @@
 
 mod active;
 mod block_status;
+mod check;
 pub mod client;
 pub mod descriptors;
 pub mod exports;
@@ -23,3 +24,4 @@ pub mod server;
 mod session;
 pub mod throttle;
 pub mod transmission;
+mod zeroing;
