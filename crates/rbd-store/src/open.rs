@@ -68,6 +68,7 @@ impl Opening<'_> {
         let facts = ImageFacts {
             size: image.size().map_err(self.failed("read the image's size"))?,
             stripe_period: image.stripe_unit().map_err(&striping)?.saturating_mul(stripe_count),
+            object_size: image.object_size().map_err(self.failed("read the image's object size"))?,
             stripe_count,
             has_journal: features & JOURNALING != 0,
             is_locked,

@@ -10,9 +10,10 @@ use crate::name::RbdName;
 use crate::open::Opening;
 use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
-use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry};
+use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno as Number;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -428,6 +429,16 @@ impl BackingStore for RbdStore {
 
     fn asynchronous(&self) -> Option<&dyn AsyncStore> {
         Some(self)
+    }
+
+    /// A hole is an object that does not exist, or the part behind the end of one. Every client of librbd reads zeroes
+    /// there, with encryption too. Elsewhere in an object it depends on the length of librbd's read.
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        // No range of a striped image is made of whole objects in the order of the image.
+        let hole_len = if self.facts.stripe_count == 1 { self.facts.object_size } else { u64::MAX };
+        profile.hole_len = NonZeroU64::new(hole_len);
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -198,7 +198,24 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     let (flags, policy) = (flags_of(options), policy_of(options)?);
     let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
     let freshness = freshness_args(options)?;
-    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, freshness, links, shared })
+    let zero_holes = options.has_zero_holes();
+    if zero_holes && matches!(volume_type, VolumeType::Raw) {
+        return not_allowed("holes");
+    }
+    Ok(SourceArgs {
+        image,
+        header,
+        volume_type,
+        key,
+        flags,
+        persistent,
+        policy,
+        no_journal,
+        freshness,
+        links,
+        shared,
+        zero_holes,
+    })
 }
 
 /// Converts `--freshness` and the options that go with it.
@@ -358,6 +375,9 @@ pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineArgs>>
     let threshold = options.engine_threshold.unwrap_or(inlock_afalg::DEFAULT_MIN_LEN as u64);
     if threshold == 0 {
         return Err(CliError::usage("Option --engine-threshold needs a number above zero."));
+    }
+    if options.has_zero_holes() {
+        return Err(CliError::usage("Options --engine afalg and --holes zero cannot be combined."));
     }
     Ok(Some(EngineArgs { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
 }
