@@ -101,11 +101,14 @@ impl RbdStore {
         let read_only = read_only || name.snapshot.is_some();
         let (sender, receiver) = channel();
         let (opened_name, opened_options) = (name.clone(), options.clone());
+        let given_up = Arc::new(AtomicBool::new(false));
+        let is_given_up = Arc::clone(&given_up);
         // librbd waits for a storage daemon that is down as long as for any operation.
         std::thread::Builder::new()
             .name("inlock-dial".to_owned())
             .spawn(move || {
-                let opening = Opening { name: &opened_name, options: &opened_options, read_only };
+                let opening =
+                    Opening { name: &opened_name, options: &opened_options, read_only, is_given_up: &is_given_up };
                 // If the caller no longer waits, the image is closed here.
                 sender.send(opening.run())
             })
@@ -113,6 +116,7 @@ impl RbdStore {
         let (image, facts) = match receiver.recv_timeout(options.connect_timeout + Duration::from_millis(500)) {
             Ok(opened) => opened?,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                given_up.store(true, Ordering::Release);
                 return Err(OpenError::TimedOut(options.connect_timeout.as_secs()));
             }
         };

@@ -116,19 +116,18 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
 
 /// Writes and discards in turns in both programs, and compares after each.
 fn exchange(cluster: &Cluster, image: &str) -> Result<usize> {
-    let mut volume = Volume {
-        cluster,
-        image: image.to_owned(),
-        model: vec![0; LEN as usize],
-        random: Random::new(31),
-        checks: 0,
-    };
+    let mut volume =
+        Volume { cluster, image: image.to_owned(), model: vec![0; LEN as usize], random: Random::new(31), checks: 0 };
     // Objects 0 to 2 are written by Inlock: the middle, parts of units, and across two objects that are not there.
     let (server, mut connection) = volume.serve()?;
     volume.compare(&mut connection, "nothing written")?;
-    for (offset, len) in
-        [(QUARTER, 4096), (2 * QUARTER + 512, 512), (3 * QUARTER + 4095, 2), (2 * OBJECT - 700, 1400), (3 * OBJECT - 4096, 4096)]
-    {
+    for (offset, len) in [
+        (QUARTER, 4096),
+        (2 * QUARTER + 512, 512),
+        (3 * QUARTER + 4095, 2),
+        (2 * OBJECT - 700, 1400),
+        (3 * OBJECT - 4096, 4096),
+    ] {
         let data = volume.change(offset, len);
         connection.write(offset, &data)?;
     }

@@ -20,7 +20,18 @@ pub(crate) const ACTION: Action = Action {
     name: "mount",
     aliases: &[],
     arguments: &[SOURCE, "<directory>"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SEALED, HOLES, ATTACH, THREAD_FLAGS, &["table", "name", "mount-options"]],
+    options: &[
+        KEY,
+        UNLOCK,
+        TOKENS,
+        PLAIN,
+        POLICY,
+        SEALED,
+        HOLES,
+        ATTACH,
+        THREAD_FLAGS,
+        &["table", "name", "mount-options"],
+    ],
     about: "open a volume and mount its file system",
     prepare: |options, mut arguments| {
         let (image, dir) = (arguments.path()?, arguments.path()?);

@@ -219,7 +219,8 @@ impl UnlockedVolume {
                 (engine::Device::raw(store, access), Some((integrity, running)))
             }
         };
-        let device = if zero_holes { device.with_zero_holes().map_err(|error| cannot_use(error, path))? } else { device };
+        let device =
+            if zero_holes { device.with_zero_holes().map_err(|error| cannot_use(error, path))? } else { device };
         if inlock_cipher::memory_lock_failed() {
             warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }

@@ -178,7 +178,11 @@ fn write_whose_ciphertext_is_a_hole_fails() {
     for run in [true, false] {
         let ask = || scripted::run(&device, IoMode::Auto, 1, script.clone());
         let mut answers = Vec::new();
-        if run { answers = ask() } else { scripted::offloaded(|| answers = ask()) }
+        if run {
+            answers = ask()
+        } else {
+            scripted::offloaded(|| answers = ask())
+        }
         assert_eq!(answers[0].clone().map(|_| ()), refused.clone().map(|()| ()));
         assert!(answers[1].is_ok());
     }

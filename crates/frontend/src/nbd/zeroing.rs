@@ -17,12 +17,7 @@ fn may_deallocate(command: &Command, access: Access) -> bool {
 
 /// Returns how the next piece of a command makes its first bytes read as zeroes: offset and length are those of the
 /// rest, and a discard has about `max_len` bytes. `None`: as on a device whose holes do not.
-pub(super) fn zeroing(
-    command: &Command,
-    (offset, len): (u64, u64),
-    max_len: u64,
-    turn: &Turn<'_>,
-) -> Option<Zeroing> {
+pub(super) fn zeroing(command: &Command, (offset, len): (u64, u64), max_len: u64, turn: &Turn<'_>) -> Option<Zeroing> {
     let found = may_deallocate(command, turn.device.access()).then(|| turn.mapping.zeroing(offset, len, max_len));
     found.flatten()
 }

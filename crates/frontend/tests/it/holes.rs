@@ -54,8 +54,7 @@ fn served(allow_discards: bool) -> (Arc<HoleStore>, Served) {
     let memory = MemoryStore::new(vec![0; (HOLE + LEN) as usize]);
     let store = Arc::new(HoleStore { memory, discards: Mutex::default() });
     let unit = DataUnitSize::new(4096).unwrap();
-    let segment =
-        with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(HOLE / 512));
+    let segment = with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(HOLE / 512));
     let access = Access { read_only: false, allow_discards };
     let device = Device::new(&[segment], &VolumeKey::new(&[9; 64]), Arc::clone(&store) as _, access).unwrap();
     let served = Served::new(Arc::new(device.with_zero_holes().unwrap()), rings()[0], 1);
@@ -101,12 +100,9 @@ fn fast_zero_is_for_whole_holes() {
     let mut client = Client::open(served.path(), Mode::Extended);
     let model = pattern(1, LEN);
     assert_eq!(client.write(0, 0, &model), 0);
-    for (flags, offset, len) in [
-        (FAST_ZERO, 0, HOLE + 1),
-        (FAST_ZERO, 4096, HOLE),
-        (FAST_ZERO, 0, 4096),
-        (FAST_ZERO | NO_HOLE, 0, HOLE),
-    ] {
+    for (flags, offset, len) in
+        [(FAST_ZERO, 0, HOLE + 1), (FAST_ZERO, 4096, HOLE), (FAST_ZERO, 0, 4096), (FAST_ZERO | NO_HOLE, 0, HOLE)]
+    {
         assert_eq!(client.call(WRITE_ZEROES, flags, offset, len).error, errno::NOTSUP, "{flags}: {offset}+{len}");
     }
     assert!(client.read(0, LEN) == model, "a refused command changes nothing");

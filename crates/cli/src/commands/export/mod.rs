@@ -15,7 +15,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
-use crate::args::action::{Action, HOLES, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
+use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::ui::terminal;
