@@ -1,4 +1,4 @@
-//! `--holes zero`: holes read in Inlock as in librbd's own encryption, whoever writes and discards.
+//! `--holes zero`: holes read in Inlock as in librbd's own encryption, after writes and discards by either.
 //!
 //! librbd reads a missing object, and what is behind the end of one, as zeroes. Other holes of an object it reads as
 //! zeroes in reads of at least 64 KiB (`rbd_sparse_read_threshold_bytes`), and as noise in shorter ones. Inlock reads
@@ -71,7 +71,7 @@ impl Volume<'_> {
         Ok(())
     }
 
-    /// Compares objects whose holes librbd reads as zeroes whatever the length of its reads.
+    /// Compares objects whose holes librbd reads as zeroes in reads of any length.
     fn compare_short(&mut self, objects: &[u64], when: &str) -> Result<()> {
         let theirs = self.librbd("pieces", &["4096"], b"")?;
         for object in objects {

@@ -97,7 +97,7 @@ fn script(random: &mut Random, count: usize) -> Vec<Ask> {
     (0..count).map(&mut ask).collect()
 }
 
-/// What a discard of a range of the device leaves: zeroes in whole holes of the store.
+/// Discards a range in the model: whole holes of the store become zeroes.
 fn discard(model: &mut [u8], offset: u64, len: u64) {
     let (start, end) = ((DATA + offset).next_multiple_of(HOLE), (DATA + offset + len) / HOLE * HOLE);
     if start < end {
@@ -154,7 +154,7 @@ fn holes_read_as_zeroes_and_writes_into_them_change_no_other_byte() {
     }
 }
 
-/// The same image without the option is what dm-crypt makes of it.
+/// Without the option the same image reads as in dm-crypt.
 #[test]
 fn holes_are_noise_unless_asked_for() {
     let store = HoleStore::new(MemoryStore::new(image()));
@@ -165,7 +165,7 @@ fn holes_are_noise_unless_asked_for() {
     assert!(matches!(refused, Err(TargetError::Holes(0))), "{refused:?}");
 }
 
-/// What would not be read again is not written.
+/// Bytes that could not be read again are not written.
 #[test]
 fn write_whose_ciphertext_is_a_hole_fails() {
     let store = HoleStore::new(MemoryStore::new(image()));

@@ -116,8 +116,8 @@ impl ActiveRequest {
         (self.command.offset + self.begun, self.command.len - self.begun)
     }
 
-    /// Length of the next piece, of at most `max` bytes. It ends on a multiple of them, so that no data unit is split and
-    /// left out.
+    /// Length of the next piece, of at most `max` bytes. It ends on a multiple of them, so that no data unit is split
+    /// and left out.
     fn piece_len(&self, max: u64, turn: &Turn<'_>) -> u64 {
         let (offset, rest) = self.rest();
         let len = rest.min(max - offset % max);
@@ -301,7 +301,8 @@ impl ActiveTable {
     /// Begins the next piece of a request.
     pub(super) fn begin_piece(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
         let request = self.request(id);
-        match (request.command.kind, zeroing(&request.command, request.rest(), TRIM_PIECE, turn)) {
+        let access = turn.device.access();
+        match (request.command.kind, zeroing(&request.command, request.rest(), TRIM_PIECE, access, turn.mapping)) {
             (_, Some(Zeroing::Write(len))) => self.begin_transfer(id, len, owner, turn),
             (_, Some(Zeroing::Deallocate(len))) => self.begin_discard(id, len, turn),
             (command::TRIM, _) => {

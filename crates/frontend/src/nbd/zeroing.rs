@@ -1,7 +1,6 @@
 //! TRIM and WRITE_ZEROES of a device whose holes read as zeroes: whole holes are deallocated, and zeroes are written to
 //! the rest.
 
-use super::active::Turn;
 use super::protocol::{command, command_flag};
 use super::transmission::Command;
 use inlock_engine::{Access, Mapping, Zeroing};
@@ -17,9 +16,14 @@ fn may_deallocate(command: &Command, access: Access) -> bool {
 
 /// Returns how the next piece of a command makes its first bytes read as zeroes: offset and length are those of the
 /// rest, and a discard has about `max_len` bytes. `None`: as on a device whose holes do not.
-pub(super) fn zeroing(command: &Command, (offset, len): (u64, u64), max_len: u64, turn: &Turn<'_>) -> Option<Zeroing> {
-    let found = may_deallocate(command, turn.device.access()).then(|| turn.mapping.zeroing(offset, len, max_len));
-    found.flatten()
+pub(super) fn zeroing(
+    command: &Command,
+    (offset, len): (u64, u64),
+    max_len: u64,
+    access: Access,
+    mapping: &Mapping,
+) -> Option<Zeroing> {
+    if may_deallocate(command, access) { mapping.zeroing(offset, len, max_len) } else { None }
 }
 
 /// Whether discards alone carry out a write-zeroes.
