@@ -525,8 +525,8 @@ impl Device {
     }
 
     /// Returns the allocated range or hole that starts at `offset`, not empty and at most `len` bytes long. A hole of
-    /// the store is reported as a hole; on an encrypted segment it reads as the decrypted hole, unless holes are to read
-    /// as zeroes ([`Device::with_zero_holes`]).
+    /// the store is reported as a hole; on an encrypted segment it reads as the decrypted hole, unless holes are to
+    /// read as zeroes ([`Device::with_zero_holes`]).
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Holes that read as zeroes ([`crate::Device::with_zero_holes`]), as librbd's own encryption reads them.
 //!
-//! dm-crypt decrypts a hole of the store to noise. Here a data unit whose ciphertext is all zero bytes is a hole, and its
-//! plaintext is zero. So the bytes of one read tell data from holes, and no write comes between the two. A hole reads
+//! dm-crypt decrypts a hole of the store to noise. Here a data unit whose ciphertext is all zero bytes is a hole, and
+//! its plaintext is zero. So the bytes of one read tell data from holes, and no write comes between the two. A hole reads
 //! as zero bytes in every store that this is allowed for ([`StoreProfile::hole_len`]). No other unit is taken for one:
 //! a write whose ciphertext would be all zero bytes fails.
 //!
@@ -98,7 +98,7 @@ impl Mapping {
     /// Returns the range to lock for a discard of a part of the store, if its data units must not be changed meanwhile.
     pub(crate) fn discard_lock(&self, range: &Range<u64>, place: &Place) -> Option<MappedRange> {
         let len = (range.end - range.start) as usize;
-        (self.target(place).hole_len > 0).then(|| MappedRange {
+        (self.target(place).hole_len > 0).then_some(MappedRange {
             target: place.target,
             generation: self.generation,
             first: IvNumber(0),

@@ -37,7 +37,7 @@ impl BackingStore for HoleStore {
     }
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(HOLE) && len.is_multiple_of(HOLE) && len > 0, "{offset}+{len}");
-        self.discards.lock().unwrap().push((offset / HOLE, len / HOLE));
+        self.discards.lock().expect("not poisoned").push((offset / HOLE, len / HOLE));
         self.memory.discard(offset, len)
     }
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
@@ -53,16 +53,20 @@ impl BackingStore for HoleStore {
 fn served(allow_discards: bool) -> (Arc<HoleStore>, Served) {
     let memory = MemoryStore::new(vec![0; (HOLE + LEN) as usize]);
     let store = Arc::new(HoleStore { memory, discards: Mutex::default() });
-    let unit = DataUnitSize::new(4096).unwrap();
+    let unit = DataUnitSize::new(4096).expect("a valid unit");
     let segment = with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(HOLE / 512));
     let access = Access { read_only: false, allow_discards };
-    let device = Device::new(&[segment], &VolumeKey::new(&[9; 64]), Arc::clone(&store) as _, access).unwrap();
-    let served = Served::new(Arc::new(device.with_zero_holes().unwrap()), rings()[0], 1);
+    let device = Device::new(&[segment], &VolumeKey::new(&[9; 64]), Arc::clone(&store) as _, access);
+    let device = device.and_then(Device::with_zero_holes).expect("the store has exact holes");
+    let served = Served::new(Arc::new(device), rings()[0], 1);
     (store, served)
 }
 
+/// First hole and number of holes of each discard.
+type Discards = &'static [(u64, u64)];
+
 /// Zeroed ranges, and the holes that they deallocate, the first of the device being 1.
-const ZEROED: [(u64, u64, &[(u64, u64)]); 6] = [
+const ZEROED: [(u64, u64, Discards); 6] = [
     (0, HOLE, &[(1, 1)]),
     (HOLE - 1, 3 * HOLE, &[(2, 2)]),
     (5 * HOLE + 4096, HOLE, &[]),
