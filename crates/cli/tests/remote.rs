@@ -306,7 +306,7 @@ fn relative_socket_path_names_the_same_export_everywhere() {
     drop(server);
 }
 
-/// A wrong command line never shows a key, and librados finds descriptors for its daemons whatever opens the image.
+/// A wrong command line never shows a key.
 #[test]
 fn key_in_the_name_of_an_image_is_refused_and_not_shown() {
     let name = "rbd:pool/image:id=me:key=AQD5ecret";

@@ -270,7 +270,7 @@ impl CryptMapping {
     /// Returns the keys in the cipher engine if the cipher work of this range is for it.
     pub(crate) fn engine_for(&self, range: &MappedRange) -> Option<&EngineKeys> {
         // An engine knows no holes.
-        self.engine.as_ref().filter(|keys| keys.is_for(range) && !self.mapping.reads_zero_holes(range))
+        self.engine.as_ref().filter(|keys| keys.is_for(range) && !self.mapping.has_zero_holes_in(range))
     }
 
     /// Returns `mapping` with a last segment without an end extended to the new end of its store, in whole data units.
@@ -314,7 +314,7 @@ impl CryptMapping {
 
     /// Replaces the mapping by one with holes that read as zeroes.
     pub(crate) fn with_zero_holes(mut self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, TargetError> {
-        self.mapping = Arc::new(self.mapping.with_zero_holes(stores)?);
+        self.mapping = Arc::new(self.mapping.with_zero_holes(stores).map_err(TargetError::Holes)?);
         Ok(self)
     }
 
@@ -371,7 +371,7 @@ impl CryptMapping {
     /// zeroes are zeroes already.
     pub(crate) fn decrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
         let Some(cipher) = self.cipher(mapped) else { return };
-        if !self.mapping.reads_zero_holes(mapped) {
+        if !self.mapping.has_zero_holes_in(mapped) {
             return cipher.decrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
         holes::for_each_run(data, mapped.unit_len, |at, run| {

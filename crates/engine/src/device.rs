@@ -191,13 +191,13 @@ impl Device {
     /// what a hole decrypts to. A data unit whose ciphertext is all zero bytes is a hole. Discards then deallocate only
     /// what becomes a hole exactly, and requests go to no cipher engine.
     ///
-    /// Who can write to the store can then make data units read as zeroes.
+    /// An attacker who can write to the store can then make data units read as zeroes.
     ///
     /// # Errors
     ///
     /// [`TargetError::Holes`] if a store has no [`crate::StoreProfile::hole_len`].
     pub fn with_zero_holes(self) -> Result<Self, TargetError> {
-        let mapping = self.mapping().with_zero_holes(&self.stores)?;
+        let mapping = self.mapping().with_zero_holes(&self.stores).map_err(TargetError::Holes)?;
         self.freeze.freeze();
         // Nothing else uses it yet.
         let _ = self.freeze.change(|target| target.with_lengths(mapping));

@@ -1,8 +1,8 @@
 //! Holes that read as zeroes ([`crate::Device::with_zero_holes`]), as librbd's own encryption reads them.
 //!
 //! dm-crypt decrypts a hole of the store to noise. Here a data unit whose ciphertext is all zero bytes is a hole, and
-//! its plaintext is zero. So the bytes of one read tell data from holes, and no write comes between the two. A hole reads
-//! as zero bytes in every store that this is allowed for ([`StoreProfile::hole_len`]). No other unit is taken for one:
+//! its plaintext is zero. So the bytes of one read tell data from holes, and no write comes between the two. A hole
+//! reads as zero bytes in every store that this is allowed for ([`StoreProfile::hole_len`]). No other unit is taken for one:
 //! a write whose ciphertext would be all zero bytes fails.
 //!
 //! Only ranges that the store makes holes exactly are deallocated, and under the lock of their data units: a write of a
@@ -10,7 +10,6 @@
 //!
 //! [`StoreProfile::hole_len`]: crate::StoreProfile::hole_len
 
-use crate::crypt_mapping::TargetError;
 use crate::mapping::{MappedRange, Mapping, Place};
 use crate::request::RequestError;
 use crate::store::BackingStore;
@@ -55,7 +54,7 @@ impl Mapping {
     }
 
     /// Returns how to make the first bytes of a range read as zeroes; a discard has at most `max_len` bytes, or is as
-    /// short as one can be. `None`: by writing zeroes, whatever the range.
+    /// short as one can be. `None`: by writing zeroes, for every range.
     pub fn zeroing(&self, offset: u64, len: u64, max_len: u64) -> Option<Zeroing> {
         let (range, place) = self.discardable(offset, len).ok()?;
         let hole_len = self.target(&place).hole_len;
@@ -70,7 +69,7 @@ impl Mapping {
     }
 
     /// Returns whether discards alone make a range read as zeroes.
-    pub fn zeroes_fast(&self, offset: u64, len: u64) -> bool {
+    pub fn can_zero_fast(&self, offset: u64, len: u64) -> bool {
         let mut done = 0;
         while done < len {
             match self.zeroing(offset.saturating_add(done), len - done, u64::MAX) {
@@ -117,12 +116,12 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`TargetError::Holes`] if a store's holes need not.
-    pub(crate) fn with_zero_holes(&self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, TargetError> {
+    /// The index of a segment on a store whose holes need not.
+    pub(crate) fn with_zero_holes(&self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, usize> {
         let mut mapping = self.clone();
         for (index, target) in mapping.targets.iter_mut().enumerate().filter(|(_, target)| target.kind.is_stored()) {
-            let store = stores.get(target.store as usize).ok_or(TargetError::NoStore(index))?;
-            target.hole_len = store.profile().hole_len.ok_or(TargetError::Holes(index))?.get();
+            let store = stores.get(target.store as usize).ok_or(index)?;
+            target.hole_len = store.profile().hole_len.ok_or(index)?.get();
         }
         Ok(mapping)
     }
@@ -136,7 +135,7 @@ impl Mapping {
     }
 
     /// Whether holes in this range read as zeroes.
-    pub(crate) fn reads_zero_holes(&self, range: &MappedRange) -> bool {
+    pub(crate) fn has_zero_holes_in(&self, range: &MappedRange) -> bool {
         self.targets[range.target as usize].hole_len > 0
     }
 }

@@ -272,8 +272,7 @@ pub(crate) struct Options {
     /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub steal_lock: bool,
-    /// What a hole of the device reads as: noise, as in dm-crypt, or zero, as in librbd; only of an image of Ceph RBD
-    /// (default: noise)
+    /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
     #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub holes: Option<String>,
     /// Fail the requests that wait for an NBD server or a Ceph cluster

@@ -161,35 +161,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         }
     }
     if !matches!(volume_type, VolumeType::Luks(_)) {
-        if options.volume_key_file.is_some() {
-            return not_allowed("volume-key-file");
-        }
-        if options.volume_key_keyring.is_some() {
-            return not_allowed("volume-key-keyring");
-        }
-        if options.header.is_some() {
-            return not_allowed("header");
-        }
-        let given = [
-            (options.key_slot.is_some(), "key-slot"),
-            (options.token_id.is_some(), "token-id"),
-            (options.token_type.is_some(), "token-type"),
-            (options.token_only, "token-only"),
-            (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
-            (options.integrity_no_journal, "integrity-no-journal"),
-            (options.freshness.is_some(), "freshness"),
-        ];
-        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
-            return not_allowed(option);
-        }
-        if options.expect_uuid.is_some() {
-            return not_allowed("expect-uuid");
-        }
-        if policy_of(options)?.needs_header() {
-            return Err(CliError::usage(format!(
-                "A policy with uuid, header-digest or pbkdf is not allowed with {name}."
-            )));
-        }
+        check_without_header(options, &name)?;
     }
     if matches!(volume_type, VolumeType::Raw | VolumeType::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
@@ -216,6 +188,39 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         shared,
         zero_holes,
     })
+}
+
+/// Refuses options that need a LUKS header.
+fn check_without_header(options: &Options, name: &str) -> anyhow::Result<()> {
+    let not_allowed = |option: &str| Err(CliError::usage(format!("Option --{option} is not allowed with {name}.")));
+    if options.volume_key_file.is_some() {
+        return not_allowed("volume-key-file");
+    }
+    if options.volume_key_keyring.is_some() {
+        return not_allowed("volume-key-keyring");
+    }
+    if options.header.is_some() {
+        return not_allowed("header");
+    }
+    let given = [
+        (options.key_slot.is_some(), "key-slot"),
+        (options.token_id.is_some(), "token-id"),
+        (options.token_type.is_some(), "token-type"),
+        (options.token_only, "token-only"),
+        (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
+        (options.integrity_no_journal, "integrity-no-journal"),
+        (options.freshness.is_some(), "freshness"),
+    ];
+    if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+        return not_allowed(option);
+    }
+    if options.expect_uuid.is_some() {
+        return not_allowed("expect-uuid");
+    }
+    if policy_of(options)?.needs_header() {
+        return Err(CliError::usage(format!("A policy with uuid, header-digest or pbkdf is not allowed with {name}.")));
+    }
+    Ok(())
 }
 
 /// Converts `--freshness` and the options that go with it.

@@ -193,7 +193,7 @@ impl<F: Frontend> Worker<F> {
                 // It has threads of its own.
                 (StoreAccess::Async, _) | (_, None) => None,
                 // The copy thread does not look for false holes.
-                _ if self.volume.mapping.reads_zero_holes(range) => None,
+                _ if self.volume.mapping.has_zero_holes_in(range) => None,
                 (_, Some(_)) => self.helpers.copy_min_len.or(path::copy_min_len(&profile)),
             },
             has_native_fua: profile.has_native_fua,

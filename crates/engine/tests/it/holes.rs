@@ -218,11 +218,11 @@ fn zeroing_divides_a_range_at_whole_holes() {
     assert_eq!(mapping.zeroing(first, 4 * HOLE, HOLE * 2 + 1), Some(Zeroing::Deallocate(2 * HOLE)));
     assert_eq!(mapping.zeroing(first, 4 * HOLE, 1), Some(Zeroing::Deallocate(HOLE)));
     assert_eq!(mapping.zeroing(LEN, 1, u64::MAX), None, "beyond the end");
-    assert!(mapping.zeroes_fast(first, 3 * HOLE) && !mapping.zeroes_fast(first, HOLE + 4096));
-    assert!(!mapping.zeroes_fast(first, 0) && !mapping.zeroes_fast(0, HOLE) && mapping.has_zero_holes());
+    assert!(mapping.can_zero_fast(first, 3 * HOLE) && !mapping.can_zero_fast(first, HOLE + 4096));
+    assert!(!mapping.can_zero_fast(first, 0) && !mapping.can_zero_fast(0, HOLE) && mapping.has_zero_holes());
     let noisy = noisy(Arc::clone(&store) as _, 4096).mapping();
     assert_eq!(noisy.zeroing(first, 2 * HOLE, u64::MAX), None);
-    assert!(!noisy.zeroes_fast(first, HOLE) && !noisy.has_zero_holes());
+    assert!(!noisy.can_zero_fast(first, HOLE) && !noisy.has_zero_holes());
     // Units that are not counted from the start of the store lie across its holes.
     let shifted = with!(segment(4096); data_offset: Sector(3), sectors: Some(512));
     let access = Access { read_only: false, allow_discards: true };

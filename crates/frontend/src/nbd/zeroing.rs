@@ -28,5 +28,5 @@ pub(super) fn zeroing(
 
 /// Whether discards alone carry out a write-zeroes.
 pub(super) fn zeroes_fast(command: &Command, access: Access, mapping: &Mapping) -> bool {
-    may_deallocate(command, access) && mapping.zeroes_fast(command.offset, command.len)
+    may_deallocate(command, access) && mapping.can_zero_fast(command.offset, command.len)
 }
