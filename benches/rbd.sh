@@ -33,7 +33,7 @@ plain=(--type plain --cipher cipher_null-ecb --key-size 128 --allow-null-cipher 
 serve() {
     local name=$1
     shift
-    "$inlock" serve "rbd:rbd/$name" --nbd "unix:$dir/$name" "$@" > /dev/null &
+    "$inlock" serve "rbd:rbd/$name" --connect-timeout 120 --nbd "unix:$dir/$name" "$@" > /dev/null &
     declare -g "pid_$name=$!"
     until [ -S "$dir/$name" ]; do kill -0 "$!" || exit 1; sleep 0.05; done
 }
@@ -72,6 +72,8 @@ print_end
 # shellcheck disable=SC2016  # for awk
 summarize "$dir/results" '
     { key = $1 " " $2; n[key]++; raw[key] = raw[key] " " $3 / 1024; ours[key] = ours[key] " " $5 / $3
-      luks[key] = luks[key] " " $5 / $7; cpu[key] = cpu[key] " " $6 / $8 }
-    END { for (key in n) printf "%s: raw %.1f MiB/s, Inlock/raw %.2f, Inlock/librbd %.2f, CPU time Inlock/librbd %.2f\n",
-        key, median(raw[key], n[key]), median(ours[key], n[key]), median(luks[key], n[key]), median(cpu[key], n[key]) }'
+      luks[key] = luks[key] " " $5 / $7; cpu[key] = cpu[key] " " $6 / $8
+      floor[key] = floor[key] " " $4 / $8 }
+    END { for (key in n) printf "%s: raw %.1f MiB/s, Inlock/raw %.2f, Inlock/librbd %.2f, CPU time Inlock/librbd %.2f, raw/librbd %.2f\n",
+        key, median(raw[key], n[key]), median(ours[key], n[key]), median(luks[key], n[key]), median(cpu[key], n[key]),
+        median(floor[key], n[key]) }'

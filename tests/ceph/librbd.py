@@ -5,6 +5,8 @@ librbd.py format IMAGE luks1|luks2 aes-128|aes-256 PASSPHRASE
 librbd.py size   IMAGE luks1|luks2 PASSPHRASE
 librbd.py read   IMAGE luks1|luks2 PASSPHRASE OFFSET LENGTH     to standard output
 librbd.py write  IMAGE luks1|luks2 PASSPHRASE OFFSET+LENGTH...  from standard input, one after the other
+librbd.py pieces IMAGE luks1|luks2 PASSPHRASE LENGTH              all of it in reads of this length
+librbd.py discard IMAGE luks1|luks2 PASSPHRASE OFFSET+LENGTH...
 librbd.py lock   IMAGE                                          takes the lock, says so, keeps it until input ends
 
 With "raw" as format an image is used without encryption.
@@ -40,6 +42,15 @@ def main(action, name, *words):
                 for word in words[2:]:
                     offset, length = map(int, word.split("+"))
                     assert image.write(sys.stdin.buffer.read(length), offset) == length
+                image.flush()
+            elif action == "pieces":
+                load(image, *words[:2])
+                for offset in range(0, image.size(), int(words[2])):
+                    sys.stdout.buffer.write(image.read(offset, int(words[2])))
+            elif action == "discard":
+                load(image, *words[:2])
+                for word in words[2:]:
+                    image.discard(*map(int, word.split("+")))
                 image.flush()
             elif action == "lock":
                 image.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)

@@ -46,7 +46,8 @@ fn main() -> ExitCode {
     if let Some(debug) = invocation.debug {
         set_debug(debug);
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-        print_debug(format_args!("inlock {} processing \"{}\"", env!("CARGO_PKG_VERSION"), words.join(" ")));
+        let shown: Vec<_> = words.iter().map(|word| volume::remote::shown(word)).collect();
+        print_debug(format_args!("inlock {} processing \"{}\"", env!("CARGO_PKG_VERSION"), shown.join(" ")));
     }
     let status = match run(invocation.request) {
         Ok(code) if code != 0 => return ExitCode::from(code),

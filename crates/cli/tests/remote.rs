@@ -305,3 +305,39 @@ fn relative_socket_path_names_the_same_export_everywhere() {
     assert!(copied.success());
     drop(server);
 }
+
+/// A wrong command line never shows a key.
+#[test]
+fn key_in_the_name_of_an_image_is_refused_and_not_shown() {
+    let name = "rbd:pool/image:id=me:key=AQD5ecret";
+    for words in [vec![name], vec!["--debug", name], vec!["--debug", "x", &format!("--header={name}")]] {
+        let refused = call([vec!["luksDump"], words].concat());
+        refused.fails(1, &["rbd:pool/image cannot be used", "keyfile=FILE"]);
+        assert!(!format!("{}{}", refused.text(), refused.err).contains("AQD5ecret"), "{}", refused.err);
+    }
+}
+
+#[test]
+fn holes_are_zero_only_where_the_store_has_exact_ones() {
+    let dir = Dir::new();
+    let image = dir.image("image", 32);
+    call_with(SECRET, [&["luksFormat", "-q", "--type=luks2"][..], &FAST, &[&image]].concat()).works();
+    let out = dir.path("out");
+    let out = out.to_str().expect("a text");
+    let server = Server::qemu(&dir, &image, &[]);
+    for (device, why) in [(image.as_str(), "is a file"), (&server.uri(), "is the export of an NBD server")] {
+        let refused = call_with(SECRET, ["export", "--holes=zero", device, out]);
+        refused.fails(1, &["Option --holes zero needs an image of Ceph RBD", why, "use --holes noise"]);
+    }
+    drop(server);
+    call_with(SECRET, ["export", "--holes=noise", &image, out]).works();
+    let table = format!("0 8 crypt cipher_null-ecb - 0 {image} 0");
+    let table = ["export", out, "--allow-null-cipher", "--holes=zero", "--table", &table];
+    call(table).fails(1, &["needs an image of Ceph RBD"]);
+    let raw = ["export", "--type=raw", "--holes=zero", &image, out];
+    call(raw).fails(1, &["Option --holes is not allowed with type raw"]);
+    call(["export", "--holes=maybe", &image, out]).fails(1, &["maybe"]);
+    call(["luksDump", "--holes=zero", &image]).fails(1, &["holes"]);
+    let both = ["serve", "--holes=zero", "--engine=afalg", "--run=true", &image];
+    call(both).fails(1, &["Options --engine afalg and --holes zero cannot be combined"]);
+}

@@ -7,6 +7,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
 use crate::errno::Errno;
+use crate::holes;
 use crate::locks::{LockId, Purpose};
 use crate::pieces::{DestinationPieces, SourcePieces};
 use crate::request::{Operation, RequestError};
@@ -208,6 +209,8 @@ impl BlockingDevice {
                     return Err(RequestError::Unsupported);
                 }
                 TargetType::Crypt | TargetType::Linear if !range.is_empty() => {
+                    let lock = target.discard_lock(&range, &place);
+                    let _lock = lock.map(|range| Locked::new(device, &range, Purpose::Write));
                     device.stores()[place.store as usize].discard(range.start, range.end - range.start)?;
                 }
                 TargetType::Crypt | TargetType::Linear | TargetType::Zero => {}
@@ -320,7 +323,9 @@ impl BlockingDevice {
             None => target.encrypt(mapped, buffer),
         };
         account.ciphered(1, mapped.aligned_len, mapped.unit_len);
-        let result = write_all(self.device(), mapped, &ciphertext.bytes()[..mapped.aligned_len], mapped.store_offset);
+        let bytes = &ciphertext.bytes()[..mapped.aligned_len];
+        let result = holes::check_write(target, mapped, bytes)
+            .and_then(|()| write_all(self.device(), mapped, bytes, mapped.store_offset));
         account.lap(Phase::Store);
         self.give_scratch(Scratch { buffer: ciphertext.into_buffer(), spare });
         result

@@ -7,8 +7,10 @@
 use crate::buffer::Buffer;
 use crate::cipher_engine::{EngineKeys, EngineSlot};
 use crate::ciphertext::Ciphertext;
+use crate::holes;
 use crate::mapping::{Crypt, MappedTarget, Mapping};
 use crate::pieces::{DestinationPieces, SourcePieces};
+use crate::store::BackingStore;
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, ScatterList, SectorCipher, Segment, TargetType, VolumeKey,
     new_sector_cipher, scrub_stack,
@@ -140,6 +142,9 @@ pub enum TargetError {
         /// Write granularity of sequential zones in bytes.
         granularity: u32,
     },
+    /// Holes are to read as zeroes, but those of the store need not.
+    #[error("segment {0} lies on a store whose holes need not read as zeroes")]
+    Holes(usize),
     /// The number of keys differs from that of the table.
     #[error("{given} keys for a table of {expected}")]
     KeyCount {
@@ -228,6 +233,7 @@ impl CryptMapping {
             unit: DataUnitSize::SECTOR,
             large_iv: false,
             kind: TargetType::Linear,
+            hole_len: 0,
             crypt: None,
         };
         let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0 });
@@ -264,7 +270,8 @@ impl CryptMapping {
 
     /// Returns the keys in the cipher engine if the cipher work of this range is for it.
     pub(crate) fn engine_for(&self, range: &MappedRange) -> Option<&EngineKeys> {
-        self.engine.as_ref().filter(|keys| keys.is_for(range))
+        // An engine knows no holes.
+        self.engine.as_ref().filter(|keys| keys.is_for(range) && !self.mapping.has_zero_holes_in(range))
     }
 
     /// Returns `mapping` with a last segment without an end extended to the new end of its store, in whole data units.
@@ -304,6 +311,12 @@ impl CryptMapping {
     pub(crate) fn with_lengths(mut self, mapping: Mapping) -> Self {
         self.mapping = Arc::new(mapping);
         self
+    }
+
+    /// Replaces the mapping by one with holes that read as zeroes.
+    pub(crate) fn with_zero_holes(mut self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, TargetError> {
+        self.mapping = Arc::new(self.mapping.with_zero_holes(stores).map_err(TargetError::Holes)?);
+        Ok(self)
     }
 
     /// Sets the generation.
@@ -373,6 +386,10 @@ impl CryptMapping {
     /// afterwards is undefined.
     pub(crate) fn decrypt_pieces(&self, mapped: &MappedRange, data: &mut [u8], mut into: DestinationPieces<'_, '_>) {
         let Some(cipher) = self.cipher(mapped) else { return into.copy_from(data) };
+        if self.mapping.has_zero_holes_in(mapped) {
+            self.decrypt_in_place(mapped, 0, data);
+            return into.copy_from(data);
+        }
         if let Some(into) = into.contiguous() {
             return cipher.decrypt(mapped.first, InOut::copy(data, into));
         }
@@ -387,11 +404,16 @@ impl CryptMapping {
         buffer
     }
 
-    /// Decrypts in place the data units that start `byte` bytes into the aligned range of `mapped`.
+    /// Decrypts in place the data units that start `byte` bytes into the aligned range of `mapped`. Holes that read as
+    /// zeroes are zeroes already.
     pub(crate) fn decrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
-        if let Some(cipher) = self.cipher(mapped) {
-            cipher.decrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
+        let Some(cipher) = self.cipher(mapped) else { return };
+        if !self.mapping.has_zero_holes_in(mapped) {
+            return cipher.decrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
+        holes::for_each_run(data, mapped.unit_len, |at, run| {
+            cipher.decrypt(self.iv_number(mapped, byte + at), InOut::InPlace(run));
+        });
     }
 
     /// Encrypts in place the data units that start `byte` bytes into the aligned range of `mapped`.
@@ -475,6 +497,7 @@ fn map_target(index: usize, line: &Target<'_>, store_lens: &[u64]) -> Result<Map
         unit: segment.unit,
         large_iv: segment.large_iv,
         kind,
+        hole_len: 0,
         crypt: None,
     })
 }

@@ -99,6 +99,8 @@ pub struct Device {
     measures: AtomicBool,
     /// Cipher engine; `None` unless one was asked for.
     engine: Option<EngineSlot>,
+    /// Whether holes of the stores read as zeroes.
+    zero_holes: bool,
 }
 
 impl Device {
@@ -157,6 +159,7 @@ impl Device {
             stats: Stats::new(StatsLevel::On),
             measures: AtomicBool::new(false),
             engine: None,
+            zero_holes: false,
         }
     }
 
@@ -182,6 +185,24 @@ impl Device {
         let slot = EngineSlot::new(engine, min_len);
         let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?.with_engine(&slot, keys);
         Ok(Self { freeze: Freeze::new(target), engine: Some(slot), ..self })
+    }
+
+    /// Returns the device with holes of its stores that read as zeroes, as librbd's own encryption reads them, not as
+    /// what a hole decrypts to. A data unit whose ciphertext is all zero bytes is a hole. Discards then deallocate only
+    /// what becomes a hole exactly, and requests go to no cipher engine.
+    ///
+    /// An attacker who can write to the store can then make data units read as zeroes.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError::Holes`] if a store has no [`crate::StoreProfile::hole_len`].
+    pub fn with_zero_holes(self) -> Result<Self, TargetError> {
+        let mapping = self.mapping().with_zero_holes(&self.stores).map_err(TargetError::Holes)?;
+        self.freeze.freeze();
+        // Nothing else uses it yet.
+        let _ = self.freeze.change(|target| target.with_lengths(mapping));
+        self.freeze.try_unfreeze();
+        Ok(Self { zero_holes: true, ..self })
     }
 
     /// Returns the counters of the cipher engine, if there is one.
@@ -354,6 +375,7 @@ impl Device {
             return Err(ControlError::LargerUnit { unit: target.unit_len(), most: self.unit_len });
         }
         self.check_stores(target.mapping())?;
+        let target = if self.zero_holes { target.with_zero_holes(&self.stores)? } else { target };
         let target = target.of_generation(self.mapping().generation.wrapping_add(1));
         let suspended = self.is_suspended();
         if !suspended {
@@ -503,7 +525,8 @@ impl Device {
     }
 
     /// Returns the allocated range or hole that starts at `offset`, not empty and at most `len` bytes long. A hole of
-    /// the store is reported as a hole; on an encrypted segment it does not read as zeroes, but as the decrypted hole.
+    /// the store is reported as a hole; on an encrypted segment it reads as the decrypted hole, unless holes are to
+    /// read as zeroes ([`Device::with_zero_holes`]).
     ///
     /// # Errors
     ///

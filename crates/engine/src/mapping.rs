@@ -28,6 +28,8 @@ pub(crate) struct MappedTarget {
     pub(crate) unit: DataUnitSize,
     pub(crate) large_iv: bool,
     pub(crate) kind: TargetType,
+    /// Length in bytes of the ranges of the store that a discard makes holes, if holes read as zeroes; otherwise 0.
+    pub(crate) hole_len: u64,
     /// Parameters to create the cipher again with another key; set for an encrypted segment.
     pub(crate) crypt: Option<Crypt>,
 }
@@ -92,6 +94,7 @@ impl MappedRange {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    pub(crate) target: u32,
     /// Type of the segment.
     pub kind: TargetType,
     /// Index of the store that holds the bytes.
@@ -177,9 +180,11 @@ impl Mapping {
     ///
     /// As [`Mapping::locate`].
     pub fn place(&self, offset: u64, len: u64) -> Result<Place, RequestError> {
-        let target = &self.targets[self.target_at(offset, len)?];
+        let index = self.target_at(offset, len)?;
+        let target = &self.targets[index];
         let within = offset - target.start;
         Ok(Place {
+            target: index as u32,
             kind: target.kind,
             store: target.store,
             store_offset: target.store_offset + within,
@@ -191,7 +196,7 @@ impl Mapping {
 
     /// Returns the bytes of the store that a discard of the range may deallocate, possibly none, and the length of the
     /// range that this handles. Only whole data units are deallocated; a unit that the range touches in part keeps its
-    /// content.
+    /// content. If holes read as zeroes, only what becomes a hole exactly is.
     ///
     /// # Errors
     ///
@@ -202,7 +207,12 @@ impl Mapping {
         // The data area starts at a sector, which need not be a multiple of the unit: count from the segment's start.
         let start = place.store_offset - place.within + place.within.next_multiple_of(unit_len);
         let end = place.store_offset - place.within + (place.within + place.len) / unit_len * unit_len;
-        Ok((start..end.max(start), place))
+        Ok((self.exact_hole(start..end.max(start), &place), place))
+    }
+
+    /// Returns the segment of a place.
+    pub(crate) fn target(&self, place: &Place) -> &MappedTarget {
+        &self.targets[place.target as usize]
     }
 
     /// Returns the index of the segment that contains the first byte of a range within the device.

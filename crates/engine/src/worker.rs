@@ -348,9 +348,12 @@ impl<F: Frontend> Drop for Worker<F> {
         self.give_merged_back(ended);
         self.leave_zones();
         for (_, request) in self.table.iter_mut() {
-            if let state::Body::Transfer(transfer) = &request.body
-                && let Hold::Units(lock) = transfer.hold
-            {
+            let hold = match &request.body {
+                state::Body::Transfer(transfer) => transfer.hold,
+                state::Body::Discard(discard) => discard.hold,
+                _ => Hold::None,
+            };
+            if let Hold::Units(lock) = hold {
                 self.volume.device.locks().unlock(lock);
             }
         }

@@ -48,6 +48,19 @@ struct Watcher {
     cookie: u64,
 }
 
+/// `rbd_image_info_t`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ImageInfo {
+    size: u64,
+    object_size: u64,
+    object_count: u64,
+    order: c_int,
+    block_name_prefix: [c_char; 24],
+    parent_pool: i64,
+    parent_name: [c_char; 96],
+}
+
 macro_rules! library {
     ($name:ident { $(fn $function:ident($($argument:ty),*) $(-> $result:ty)?;)* }) => {
         struct $name {
@@ -91,6 +104,7 @@ library!(Rbd {
     fn rbd_open_read_only(Handle, Text, Place, Text) -> c_int;
     fn rbd_close(Handle) -> c_int;
     fn rbd_snap_set(Handle, Text) -> c_int;
+    fn rbd_stat(Handle, *mut ImageInfo, usize) -> c_int;
     fn rbd_get_size(Handle, *mut u64) -> c_int;
     fn rbd_get_features(Handle, *mut u64) -> c_int;
     fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
@@ -356,6 +370,14 @@ impl Image {
 
     pub(crate) fn features(&self) -> Result<u64, Errno> {
         self.number(self.rbd().rbd_get_features)
+    }
+
+    pub(crate) fn object_size(&self) -> Result<u64, Errno> {
+        let mut info = std::mem::MaybeUninit::<ImageInfo>::zeroed();
+        // SAFETY: the handle is open; the function writes at most the length that it is given.
+        check(unsafe { (self.rbd().rbd_stat)(self.handle, info.as_mut_ptr(), size_of::<ImageInfo>()) })?;
+        // SAFETY: zeroes are a value of every field, and so is what the function has written.
+        Ok(unsafe { info.assume_init() }.object_size)
     }
 
     pub(crate) fn stripe_unit(&self) -> Result<u64, Errno> {

@@ -47,6 +47,9 @@ pub enum NameError {
     /// An option twice.
     #[error("an option is given twice")]
     Twice,
+    /// A key, which names would show to everybody.
+    #[error("a key does not belong into a name, which others can read: write keyfile=FILE or keyring=FILE")]
+    Key,
     /// Zero or a control character.
     #[error("the name has control characters")]
     Control,
@@ -192,6 +195,7 @@ impl RbdName {
         let place = match key.as_str() {
             "id" => &mut self.id,
             "conf" => &mut self.conf,
+            "key" => return Err(NameError::Key),
             _ if self.options.iter().any(|(other, _)| *other == key) => return Err(NameError::Twice),
             _ => {
                 self.options.push((key, value));
@@ -199,6 +203,13 @@ impl RbdName {
             }
         };
         if place.replace(value).is_some() { Err(NameError::Twice) } else { Ok(()) }
+    }
+
+    /// Returns the part of a text, a name or not, without options, which may include a key.
+    pub fn without_options(text: &str) -> &str {
+        let options = |(at, _): &(usize, char)| *at >= SCHEME.len() && !text[..*at].ends_with('\\');
+        let at = text.char_indices().filter(|(_, c)| *c == ':').find(options);
+        at.map_or(text, |(at, _)| &text[..at])
     }
 
     /// Returns the name with all of its options.
@@ -280,6 +291,7 @@ mod tests {
             ("rbd:p/i:a=x:a=y", NameError::Twice),
             ("rbd:p/i\n", NameError::Control),
             ("rbd:p/i\0", NameError::Control),
+            ("rbd:p/i:keyfile=f:key=secret", NameError::Key),
             (r"rbd:p/i\", NameError::Backslash),
             (&long, NameError::TooLong),
         ] {
@@ -289,7 +301,15 @@ mod tests {
 
     #[test]
     fn options_are_not_printed_for_debugging() {
-        let name = RbdName::parse("rbd:p/i:key=secret").unwrap();
+        let name = RbdName::parse("rbd:p/i:keyfile=secret").unwrap();
         assert_eq!(format!("{name:?} {name}"), "RbdName(p/i) p/i");
+        for (text, shown) in [
+            ("rbd:p/i:key=s", "rbd:p/i"),
+            (r"rbd:p\:x/i:key=s", r"rbd:p\:x/i"),
+            ("rbd:key=s", "rbd:key=s"),
+            ("rbd:", "rbd:"),
+        ] {
+            assert_eq!(RbdName::without_options(text), shown);
+        }
     }
 }

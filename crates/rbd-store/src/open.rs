@@ -7,6 +7,7 @@ use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::Errno;
 use rustix::io::Errno as Number;
 use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
@@ -42,6 +43,8 @@ pub(crate) struct Opening<'a> {
     pub(crate) name: &'a RbdName,
     pub(crate) options: &'a StoreOptions,
     pub(crate) read_only: bool,
+    /// The caller no longer waits.
+    pub(crate) is_given_up: &'a AtomicBool,
 }
 
 impl Opening<'_> {
@@ -68,6 +71,7 @@ impl Opening<'_> {
         let facts = ImageFacts {
             size: image.size().map_err(self.failed("read the image's size"))?,
             stripe_period: image.stripe_unit().map_err(&striping)?.saturating_mul(stripe_count),
+            object_size: image.object_size().map_err(self.failed("read the image's object size"))?,
             stripe_count,
             has_journal: features & JOURNALING != 0,
             is_locked,
@@ -169,6 +173,11 @@ impl Opening<'_> {
         Ok(image)
     }
 
+    /// Fails if the caller no longer waits: it has its error, and must not lose or take a lock afterwards.
+    fn check_awaited(&self) -> Result<(), OpenError> {
+        if self.is_given_up.load(Ordering::Acquire) { Err(self.timed_out()) } else { Ok(()) }
+    }
+
     /// Takes the exclusive lock. librbd itself would ask a client that works for it, and would get it from most; so the
     /// owner is looked up first. The lock of a client that has died is free.
     fn lock(&self, image: &Image) -> Result<(), OpenError> {
@@ -182,10 +191,12 @@ impl Opening<'_> {
             if is_alive && !self.options.steal_lock {
                 return Err(OpenError::Locked(owner));
             }
+            self.check_awaited()?;
             if is_alive {
                 image.break_lock(&c(&owner)).map_err(self.failed("take the image's lock from another client"))?;
             }
         }
+        self.check_awaited()?;
         image.acquire_lock().map_err(|error| {
             if is(error, Number::ROFS) || is(error, Number::BUSY) {
                 return OpenError::Locked("an unknown address".to_owned());

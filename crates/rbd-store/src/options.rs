@@ -39,6 +39,8 @@ pub struct ImageFacts {
     pub size: u64,
     /// Bytes after which striping over objects begins again; encryption of librbd begins at a multiple of it.
     pub stripe_period: u64,
+    /// Length of an object in bytes.
+    pub object_size: u64,
     /// Number of objects that a stripe spans; 1: the image is not striped.
     pub stripe_count: u64,
     /// Whether the image has a journal, with which librbd's own encryption does not work.

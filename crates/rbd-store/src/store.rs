@@ -10,9 +10,10 @@ use crate::name::RbdName;
 use crate::open::Opening;
 use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
-use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry};
+use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno as Number;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,11 +101,14 @@ impl RbdStore {
         let read_only = read_only || name.snapshot.is_some();
         let (sender, receiver) = channel();
         let (opened_name, opened_options) = (name.clone(), options.clone());
+        let given_up = Arc::new(AtomicBool::new(false));
+        let is_given_up = Arc::clone(&given_up);
         // librbd waits for a storage daemon that is down as long as for any operation.
         std::thread::Builder::new()
             .name("inlock-dial".to_owned())
             .spawn(move || {
-                let opening = Opening { name: &opened_name, options: &opened_options, read_only };
+                let opening =
+                    Opening { name: &opened_name, options: &opened_options, read_only, is_given_up: &is_given_up };
                 // If the caller no longer waits, the image is closed here.
                 sender.send(opening.run())
             })
@@ -112,6 +116,7 @@ impl RbdStore {
         let (image, facts) = match receiver.recv_timeout(options.connect_timeout + Duration::from_millis(500)) {
             Ok(opened) => opened?,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                given_up.store(true, Ordering::Release);
                 return Err(OpenError::TimedOut(options.connect_timeout.as_secs()));
             }
         };
@@ -428,6 +433,16 @@ impl BackingStore for RbdStore {
 
     fn asynchronous(&self) -> Option<&dyn AsyncStore> {
         Some(self)
+    }
+
+    /// A hole is an object that does not exist, or the part behind the end of one. Every client of librbd reads zeroes
+    /// there, with encryption too. Elsewhere in an object it depends on the length of librbd's read.
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        // No range of a striped image is made of whole objects in the order of the image.
+        let hole_len = if self.facts.stripe_count == 1 { self.facts.object_size } else { u64::MAX };
+        profile.hole_len = NonZeroU64::new(hole_len);
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

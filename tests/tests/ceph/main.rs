@@ -7,4 +7,5 @@
 mod actions;
 mod both_ways;
 mod failures;
+mod holes;
 mod support;

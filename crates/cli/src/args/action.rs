@@ -194,6 +194,8 @@ pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
 /// A LUKS2 volume with integrity protection.
 pub(crate) const SEALED: &[&str] = &["integrity-no-journal", "freshness", "freshness-accept", "freshness-tags"];
+/// Holes of the underlying device.
+pub(crate) const HOLES: &[&str] = &["holes"];
 /// A LUKS header.
 pub(crate) const HEADER: &[&str] =
     &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout", "steal-lock"];

@@ -272,6 +272,9 @@ pub(crate) struct Options {
     /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub steal_lock: bool,
+    /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
+    #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub holes: Option<String>,
     /// Fail the requests that wait for an NBD server or a Ceph cluster
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
@@ -633,6 +636,13 @@ pub(crate) struct Options {
     /// Do not activate device, just check passphrase
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub test_passphrase: bool,
+}
+
+impl Options {
+    /// Whether holes of the device are to read as zeroes.
+    pub(crate) fn has_zero_holes(&self) -> bool {
+        self.holes.as_deref() == Some("zero")
+    }
 }
 
 #[cfg(test)]

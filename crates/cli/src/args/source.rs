@@ -161,35 +161,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         }
     }
     if !matches!(volume_type, VolumeType::Luks(_)) {
-        if options.volume_key_file.is_some() {
-            return not_allowed("volume-key-file");
-        }
-        if options.volume_key_keyring.is_some() {
-            return not_allowed("volume-key-keyring");
-        }
-        if options.header.is_some() {
-            return not_allowed("header");
-        }
-        let given = [
-            (options.key_slot.is_some(), "key-slot"),
-            (options.token_id.is_some(), "token-id"),
-            (options.token_type.is_some(), "token-type"),
-            (options.token_only, "token-only"),
-            (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
-            (options.integrity_no_journal, "integrity-no-journal"),
-            (options.freshness.is_some(), "freshness"),
-        ];
-        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
-            return not_allowed(option);
-        }
-        if options.expect_uuid.is_some() {
-            return not_allowed("expect-uuid");
-        }
-        if policy_of(options)?.needs_header() {
-            return Err(CliError::usage(format!(
-                "A policy with uuid, header-digest or pbkdf is not allowed with {name}."
-            )));
-        }
+        check_without_header(options, &name)?;
     }
     if matches!(volume_type, VolumeType::Raw | VolumeType::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
@@ -198,7 +170,57 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     let (flags, policy) = (flags_of(options), policy_of(options)?);
     let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
     let freshness = freshness_args(options)?;
-    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, freshness, links, shared })
+    let zero_holes = options.has_zero_holes();
+    if zero_holes && matches!(volume_type, VolumeType::Raw) {
+        return not_allowed("holes");
+    }
+    Ok(SourceArgs {
+        image,
+        header,
+        volume_type,
+        key,
+        flags,
+        persistent,
+        policy,
+        no_journal,
+        freshness,
+        links,
+        shared,
+        zero_holes,
+    })
+}
+
+/// Refuses options that need a LUKS header.
+fn check_without_header(options: &Options, name: &str) -> anyhow::Result<()> {
+    let not_allowed = |option: &str| Err(CliError::usage(format!("Option --{option} is not allowed with {name}.")));
+    if options.volume_key_file.is_some() {
+        return not_allowed("volume-key-file");
+    }
+    if options.volume_key_keyring.is_some() {
+        return not_allowed("volume-key-keyring");
+    }
+    if options.header.is_some() {
+        return not_allowed("header");
+    }
+    let given = [
+        (options.key_slot.is_some(), "key-slot"),
+        (options.token_id.is_some(), "token-id"),
+        (options.token_type.is_some(), "token-type"),
+        (options.token_only, "token-only"),
+        (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
+        (options.integrity_no_journal, "integrity-no-journal"),
+        (options.freshness.is_some(), "freshness"),
+    ];
+    if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+        return not_allowed(option);
+    }
+    if options.expect_uuid.is_some() {
+        return not_allowed("expect-uuid");
+    }
+    if policy_of(options)?.needs_header() {
+        return Err(CliError::usage(format!("A policy with uuid, header-digest or pbkdf is not allowed with {name}.")));
+    }
+    Ok(())
 }
 
 /// Converts `--freshness` and the options that go with it.
@@ -358,6 +380,9 @@ pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineArgs>>
     let threshold = options.engine_threshold.unwrap_or(inlock_afalg::DEFAULT_MIN_LEN as u64);
     if threshold == 0 {
         return Err(CliError::usage("Option --engine-threshold needs a number above zero."));
+    }
+    if options.has_zero_holes() {
+        return Err(CliError::usage("Options --engine afalg and --holes zero cannot be combined."));
     }
     Ok(Some(EngineArgs { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
 }

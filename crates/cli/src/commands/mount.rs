@@ -8,7 +8,7 @@ use anyhow::Context;
 use super::close;
 use super::open::{self, OpenArgs};
 use crate::args::action::{
-    ATTACH, Action, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK, name_of,
+    ATTACH, Action, HOLES, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK, name_of,
 };
 use crate::args::options::Options;
 use crate::attach::holders;
@@ -20,7 +20,18 @@ pub(crate) const ACTION: Action = Action {
     name: "mount",
     aliases: &[],
     arguments: &[SOURCE, "<directory>"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SEALED, ATTACH, THREAD_FLAGS, &["table", "name", "mount-options"]],
+    options: &[
+        KEY,
+        UNLOCK,
+        TOKENS,
+        PLAIN,
+        POLICY,
+        SEALED,
+        HOLES,
+        ATTACH,
+        THREAD_FLAGS,
+        &["table", "name", "mount-options"],
+    ],
     about: "open a volume and mount its file system",
     prepare: |options, mut arguments| {
         let (image, dir) = (arguments.path()?, arguments.path()?);

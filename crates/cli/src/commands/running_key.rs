@@ -90,6 +90,7 @@ impl RunningKey {
             freshness: None,
             links: Vec::new(),
             shared: false,
+            zero_holes: false,
         })
     }
 }

@@ -19,7 +19,7 @@ use inlock_frontend::nbd::tls::TlsOptions;
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use crate::args::action::{PLAIN, POLICY, SEALED};
+use crate::args::action::{HOLES, PLAIN, POLICY, SEALED};
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, cannot_open, message_of};
@@ -315,7 +315,7 @@ fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value:
 
 /// Returns an option of the command line.
 fn option(name: &str, value: &Value) -> Result<OsString, String> {
-    if ![OPTIONS, PLAIN, POLICY, SEALED].iter().any(|names| names.contains(&name)) {
+    if ![OPTIONS, PLAIN, POLICY, SEALED, HOLES].iter().any(|names| names.contains(&name)) {
         return Err("unknown key".to_owned());
     }
     match value {

@@ -52,7 +52,7 @@ impl Device {
     /// an export, or the name of an image of RBD.
     pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
         if let Some(uri) = remote::uri_of(name) {
-            print_debug(format_args!("Connecting to {uri} ({access:?})."));
+            print_debug(format_args!("Connecting to {} ({access:?}).", remote::shown(uri)));
             let remote = remote::open(uri, access != OpenMode::Read)?;
             let len = remote.store().geometry().len;
             // The process may leave its directory, and others have theirs.

@@ -8,6 +8,7 @@ pub(crate) mod freshness;
 pub(crate) mod header;
 pub(crate) mod header_access;
 pub(crate) mod header_file;
+mod holes;
 pub(crate) mod info;
 pub(crate) mod integrity;
 pub(crate) mod integrity_args;

@@ -14,6 +14,7 @@ use super::backing;
 use super::device::{Device, OpenMode};
 use super::freshness::FreshnessCheck;
 use super::header::{Header, header_device};
+use super::holes;
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
 use super::integrity_args::IntegrityArgs;
@@ -60,7 +61,11 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> any
         _ => unlock(args, writing, keys),
     };
     scrub_stack::<SCRUB>();
-    opened
+    let mut opened = opened?;
+    if args.zero_holes {
+        opened.read_zero_holes()?;
+    }
+    Ok(opened)
 }
 
 /// Returns how to open and to lock the device.
@@ -77,6 +82,10 @@ fn modes(writing: bool, shared: bool) -> (OpenMode, Mode) {
 fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
     let (open_mode, mode) = modes(writing, args.shared);
     let data = Device::open(&args.image, open_mode)?.with_zones()?;
+    if args.zero_holes {
+        // Before a passphrase is asked for.
+        holes::check(&data)?;
+    }
     let mut locks = vec![lock::whole_device(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);
     // As the header has them.
@@ -162,6 +171,9 @@ fn unlock_luks(
             format!("Device {} is zoned, and its volume has integrity protection.", data.path.display()),
             "dm-integrity writes tags in place, which zones do not allow; use another device",
         ));
+    }
+    if is_authenticated && args.zero_holes {
+        return Err(holes::no_holes(&data.path));
     }
     if !is_authenticated && args.freshness.is_some() {
         return Err(CliError::usage("Option --freshness needs a LUKS2 volume with integrity protection."));

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
+use inlock_frontend::nbd::descriptors::raise_limit;
 use inlock_nbd_store::{NbdStore, NbdUri, UriError};
 use inlock_rbd_store::{RbdName, RbdStore};
 use inlock_volume::{FileDevice, HeaderDevice};
@@ -18,6 +19,9 @@ use crate::ui::print::warn;
 
 /// Events that wait to be printed.
 const MAX_EVENTS: usize = 64;
+
+/// Storage daemons that an image may be on. One more waits, or fails, if the hard limit of descriptors is lower.
+const DAEMONS: usize = 4096;
 
 /// Options for devices that are not on this host.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +125,12 @@ pub(crate) fn uri_of(name: &Path) -> Option<&str> {
     name.to_str().filter(|text| NbdUri::is_uri(text) || RbdName::is_name(text))
 }
 
+/// Returns a device name, or a word of the command line with one, without options that may be secret.
+pub(crate) fn shown(text: &str) -> &str {
+    let name = text.find("rbd:").filter(|at| *at == 0 || text[..*at].ends_with('='));
+    name.map_or(text, |at| &text[..at + RbdName::without_options(&text[at..]).len()])
+}
+
 /// Opens an export or an image, for writing too if `writing`.
 pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Remote> {
     let options = OPTIONS.get().cloned().unwrap_or_default();
@@ -144,10 +154,12 @@ fn remember(store: Arc<dyn AsyncStore>) {
 fn open_image(text: &str, options: &inlock_rbd_store::StoreOptions, writing: bool) -> anyhow::Result<RbdStore> {
     let name = RbdName::parse(text).map_err(|error| {
         let hint = "write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:id=USER][:conf=FILE]; a file name begins with ./";
-        anyhow::Error::from(error).context(CliError::Refused { message: format!("Device {text} cannot be used"), hint })
+        let message = format!("Device {} cannot be used", RbdName::without_options(text));
+        anyhow::Error::from(error).context(CliError::Refused { message, hint })
     })?;
+    // librados has a descriptor for each storage daemon.
+    raise_limit(DAEMONS);
     let opened = RbdStore::open(&name, options, !writing);
-    // Its options may include a key.
     let store = opened.map_err(|source| CliError::NoImage { name: format!("rbd:{name}"), source })?;
     if writing && store.geometry().read_only {
         return Err(CliError::ReadOnly { path: text.into() }.into());

@@ -32,6 +32,8 @@ pub(crate) struct SourceArgs {
     pub links: Vec<KeyLink>,
     /// `--shared`: other plain volumes on the device may be open.
     pub shared: bool,
+    /// `--holes zero`: holes of the device read as zeroes.
+    pub zero_holes: bool,
 }
 
 /// Type of a volume.

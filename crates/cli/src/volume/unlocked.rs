@@ -13,6 +13,7 @@ use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Tab
 
 use super::device::Device;
 use super::engine::VolumeEngine;
+use super::holes;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
 use super::integrity_table;
@@ -37,6 +38,8 @@ pub(crate) struct UnlockedVolume {
     /// Use direct I/O on the block device.
     direct: bool,
     engine: Option<VolumeEngine>,
+    /// Holes of the devices read as zeroes.
+    zero_holes: bool,
 }
 
 /// Data on the devices.
@@ -104,7 +107,7 @@ impl LockedStores {
 
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
-        Self { data, info, contents, locks, direct: false, engine: None }
+        Self { data, info, contents, locks, direct: false, engine: None, zero_holes: false }
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
@@ -117,6 +120,20 @@ impl UnlockedVolume {
             (segment.unit.bytes() as u64).is_multiple_of(block) && offset.is_some_and(|n| n.is_multiple_of(block))
         };
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
+    }
+
+    /// Makes holes of the devices read as zeroes.
+    ///
+    /// # Errors
+    ///
+    /// Fails for a device whose holes need not be zeroes, and for a volume of another kind.
+    pub(super) fn read_zero_holes(&mut self) -> anyhow::Result<()> {
+        if !matches!(self.contents, Contents::Volume(..) | Contents::Table(..)) {
+            return Err(holes::no_holes(&self.info.device));
+        }
+        self.data.iter().try_for_each(holes::check)?;
+        self.zero_holes = true;
+        Ok(())
     }
 
     /// Uses a cipher engine.
@@ -146,7 +163,7 @@ impl UnlockedVolume {
 
     #[inline(never)]
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        let Self { data, info, contents, locks, direct, engine } = self;
+        let Self { data, info, contents, locks, direct, engine, zero_holes } = self;
         let path = &info.device;
         if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
             return Err(VolumeEngine::nothing_to_do(path));
@@ -202,6 +219,8 @@ impl UnlockedVolume {
                 (engine::Device::raw(store, access), Some((integrity, running)))
             }
         };
+        let device =
+            if zero_holes { device.with_zero_holes().map_err(|error| cannot_use(error, path))? } else { device };
         if inlock_cipher::memory_lock_failed() {
             warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }

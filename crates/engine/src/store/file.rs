@@ -76,6 +76,7 @@ impl FileStore {
             // writes.
             has_native_fua: block_device && is_direct(&file).is_ok_and(|direct| direct),
             memory_alignment: memory_alignment(&file),
+            hole_len: None,
         };
         let Geometry { len, read_only } = geometry(len);
         Ok(Self { file, len: AtomicU64::new(len), read_only, hidden, profile })

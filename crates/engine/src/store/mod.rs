@@ -18,6 +18,7 @@ use crate::errno::Errno;
 use crate::zoned::ZonedStore;
 use asynchronous::AsyncStore;
 use std::io::IoSlice;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
@@ -64,10 +65,13 @@ pub struct StoreProfile {
     /// Alignment in bytes of memory that the store reads into or writes from: a power of two, at most
     /// [`crate::Buffer::ALIGNMENT`].
     pub memory_alignment: usize,
+    /// Length in bytes of the ranges, aligned to it, that a discard makes holes exactly, if every hole reads as zero
+    /// bytes, and [`BackingStore::block_status`] reports none that is not one. `None`: holes may read as anything.
+    pub hole_len: Option<NonZeroU64>,
 }
 
 impl Default for StoreProfile {
-    /// Describes a store that waits for a device, accepts unaligned memory, and has no native FUA.
+    /// Describes a store that waits for a device, accepts unaligned memory, and has no native FUA and no exact holes.
     fn default() -> Self {
         Self {
             in_memory: false,
@@ -76,6 +80,7 @@ impl Default for StoreProfile {
             is_block_device: false,
             has_native_fua: false,
             memory_alignment: 1,
+            hole_len: None,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Discards: deallocation of a range, target by target.
 
-use super::action::{Action, Ending};
+use super::action::{Action, Ending, Hold};
 use crate::errno::Errno;
 use crate::events::Event;
-use crate::mapping::Mapping;
+use crate::mapping::{MappedRange, Mapping};
 use crate::request::RequestError;
 use inlock_cipher::TargetType;
 
@@ -15,9 +15,18 @@ pub(super) struct Discard {
     pub(super) fua: bool,
     /// Bytes from `next` that the store was asked to deallocate.
     pub(super) asked: u64,
+    /// The lock on the piece, if it takes one.
+    pub(super) hold: Hold,
+    /// Piece that waits for its lock.
+    pub(super) locking: Option<MappedRange>,
 }
 
 impl Discard {
+    /// Returns a discard that has not begun.
+    pub(super) fn new(offset: u64, len: u64, fua: bool) -> Self {
+        Self { next: offset, end: offset + len, fua, asked: 0, hold: Hold::None, locking: None }
+    }
+
     /// Requests the next piece.
     pub(super) fn start(&mut self, mapping: &Mapping) -> Action {
         while self.next < self.end {
@@ -28,6 +37,10 @@ impl Discard {
             match place.kind {
                 TargetType::Crypt | TargetType::Linear if !range.is_empty() => {
                     self.asked = place.len;
+                    self.locking = mapping.discard_lock(&range, &place);
+                    if self.locking.is_some() {
+                        return Action::Lock;
+                    }
                     return Action::Discard { store: place.store, range };
                 }
                 TargetType::Crypt | TargetType::Linear | TargetType::Zero => self.next += place.len,
@@ -40,6 +53,11 @@ impl Discard {
     /// Advances by one event.
     pub(super) fn step(&mut self, event: Event, mapping: &Mapping) -> Action {
         match event {
+            Event::Locked => {
+                let MappedRange { store, store_offset, aligned_len, .. } =
+                    self.locking.take().expect("a piece waits for the lock");
+                Action::Discard { store, range: store_offset..store_offset + aligned_len as u64 }
+            }
             Event::Discarded(Ok(())) => {
                 self.next += std::mem::take(&mut self.asked);
                 self.start(mapping)
@@ -69,7 +87,7 @@ mod tests {
     fn discard_without_whole_units_asks_the_store_for_nothing() {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
         let crypt = CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 1 << 20).unwrap();
-        let start = |next, end| Discard { next, end, fua: false, asked: 0 }.start(crypt.mapping());
+        let start = |next, end| Discard::new(next, end - next, false).start(crypt.mapping());
         for (next, end) in [(1, 4096), (0, 4095), (1, 8191), (4095, 4097)] {
             let action = start(next, end);
             assert!(matches!(action, Action::Finish(Ending { result: Ok(()), .. })), "{next}..{end}: {action:?}");

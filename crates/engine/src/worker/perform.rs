@@ -64,9 +64,8 @@ impl<F: Frontend> Worker<F> {
             Action::Compare { data } => self.compare(id, data),
             Action::Leave { data, succeeded } => self.leave(id, data, succeeded),
             Action::Sync => {
-                if let Some(transfer) = self.table.transfer(id) {
-                    // The bytes are in the store: reads of them need not wait for the sync.
-                    let hold = std::mem::replace(&mut transfer.hold, Hold::None);
+                // The bytes are in the store: reads of them need not wait for the sync.
+                if let Some(hold) = self.table.hold(id).map(|hold| std::mem::replace(hold, Hold::None)) {
                     self.release(hold);
                 }
                 self.await_sync(id)
@@ -82,8 +81,20 @@ impl<F: Frontend> Worker<F> {
     }
 
     fn lock(&mut self, id: RequestId) -> Option<Event> {
-        let transfer = self.table.transfer(id)?;
         let locks = self.volume.device.locks();
+        let transfer = match &mut self.table.get(id)?.body {
+            Body::Transfer(transfer) => transfer,
+            Body::Discard(discard) => {
+                if let Hold::Units(piece) = discard.hold {
+                    locks.unlock(piece);
+                }
+                let range = discard.locking.as_ref().expect("a discard locks the piece that waits");
+                let (lock, is_held) = locks.lock(range, Purpose::Write, || ReplyTo::new(&self.events, id));
+                discard.hold = Hold::Units(lock);
+                return is_held.then_some(Event::Locked);
+            }
+            _ => return None,
+        };
         let all = if transfer.path.order == Order::AllShared { locks.try_lock_all_shared() } else { None };
         let (lock, is_held) = all.map_or_else(
             || {
@@ -189,7 +200,8 @@ impl<F: Frontend> Worker<F> {
                 (hold, data.map(|data| (transfer.range, data)), transfer.spare.take())
             }
             Body::Remapped(remapped) => (Hold::None, data.map(|data| (remapped.whole, data)), remapped.spare.take()),
-            Body::Discard(_) | Body::Flush | Body::ZoneMgmt(_) => (Hold::None, None, None),
+            Body::Discard(discard) => (std::mem::replace(&mut discard.hold, Hold::None), None, None),
+            Body::Flush | Body::ZoneMgmt(_) => (Hold::None, None, None),
         };
         if lost_writes {
             self.volume.device.syncs().note_lost_writes();

@@ -102,7 +102,7 @@ impl<F: Frontend> Worker<F> {
         if self.volume.device.is_sequential(&place)? {
             return Err(RequestError::Unsupported);
         }
-        let mut discard = Discard { next: offset, end: offset + len, fua, asked: 0 };
+        let mut discard = Discard::new(offset, len, fua);
         let action = discard.start(&self.volume.mapping);
         self.table.set_body(id, Body::Discard(discard));
         Ok(Begin::Action(action))
@@ -194,6 +194,8 @@ impl<F: Frontend> Worker<F> {
             copy_min_len: match (access, &self.helpers.copy) {
                 // It has threads of its own.
                 (StoreAccess::Async, _) | (_, None) => None,
+                // The copy thread does not look for false holes.
+                _ if self.volume.mapping.has_zero_holes_in(range) => None,
                 (_, Some(_)) => self.helpers.copy_min_len.or(path::copy_min_len(&profile)),
             },
             has_native_fua: profile.has_native_fua,

@@ -1,6 +1,7 @@
 //! Requests in flight and their table.
 
 use super::account::Account;
+use super::action::Hold;
 use super::discard::Discard;
 use super::remap::Remapped;
 use super::transfer::Transfer;
@@ -86,6 +87,15 @@ impl Table {
     pub(super) fn transfer(&mut self, id: RequestId) -> Option<&mut Transfer> {
         match &mut self.get(id)?.body {
             Body::Transfer(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    /// Returns what a request holds, if it has not ended, and can hold anything.
+    pub(super) fn hold(&mut self, id: RequestId) -> Option<&mut Hold> {
+        match &mut self.get(id)?.body {
+            Body::Transfer(transfer) => Some(&mut transfer.hold),
+            Body::Discard(discard) => Some(&mut discard.hold),
             _ => None,
         }
     }

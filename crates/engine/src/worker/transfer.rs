@@ -13,6 +13,7 @@ use crate::ciphertext::Ciphertext;
 use crate::crypt_mapping::CryptMapping;
 use crate::errno::Errno;
 use crate::events::{Crypted, Event, MergedWrite};
+use crate::holes;
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
 use crate::rmw;
@@ -185,7 +186,7 @@ impl Transfer {
                 account.ciphered(calls, self.units());
                 match data {
                     Crypted::Decrypted(buffer) => finish(Ok(()), buffer),
-                    Crypted::Encrypted(data) => self.encrypted(data),
+                    Crypted::Encrypted(data) => self.encrypted(data, cx),
                     Crypted::Poisoned(buffer) => finish(Err(Errno::IO.into()), buffer),
                 }
             }
@@ -326,10 +327,13 @@ impl Transfer {
     fn encrypt_inline(&mut self, data: Buffer, account: &mut Account, cx: &StepContext<'_>) -> Action {
         let data = cx.crypt.encrypt(&self.range, data);
         account.ciphered(1, self.units());
-        self.encrypted(data)
+        self.encrypted(data, cx)
     }
 
-    fn encrypted(&mut self, data: Ciphertext) -> Action {
+    fn encrypted(&mut self, data: Ciphertext, cx: &StepContext<'_>) -> Action {
+        if let Err(error) = holes::check_write(cx.crypt, &self.range, data.bytes()) {
+            return finish(Err(error), data.into_buffer());
+        }
         if matches!(self.hold, Hold::ZoneWrite(_)) {
             self.state = State::Queued;
             return Action::Queue { data, can_merge: !self.path.is_fua() && self.kind != Kind::Reissued };

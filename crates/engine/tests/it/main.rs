@@ -11,6 +11,7 @@ mod direct;
 mod durability;
 mod faults;
 mod grow;
+mod holes;
 mod model;
 mod offload;
 mod scripted;

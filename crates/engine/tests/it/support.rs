@@ -78,13 +78,18 @@ pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32) -> Arc<Device> {
 
 /// Decrypts the whole data area with the `xts-mode` crate.
 pub(crate) fn independent_plaintext(image: &[u8], unit: u32) -> Vec<u8> {
+    independent_plaintext_at(image, DATA_OFFSET, IV_OFFSET, unit)
+}
+
+/// [`independent_plaintext`] of a data area that starts at byte `start`, and whose first IV is of this number.
+pub(crate) fn independent_plaintext_at(image: &[u8], start: usize, first_iv: u64, unit: u32) -> Vec<u8> {
     let key = key();
     let (data, tweak) = key.as_bytes().split_at(32);
     let cipher = |key| aes::Aes256::new_from_slice(key).expect("32 bytes");
     let xts = xts_mode::Xts128::new(cipher(data), cipher(tweak));
-    let mut plain = image[DATA_OFFSET..].to_vec();
+    let mut plain = image[start..].to_vec();
     for (index, unit_bytes) in plain.chunks_exact_mut(unit as usize).enumerate() {
-        let number = index as u64 * u64::from(unit / 512) + IV_OFFSET;
+        let number = index as u64 * u64::from(unit / 512) + first_iv;
         xts.decrypt_sector(unit_bytes, xts_mode::get_tweak_default(number.into()));
     }
     plain

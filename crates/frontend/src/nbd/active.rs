@@ -6,17 +6,18 @@
 //! second buffer. Nothing here knows the session: it lends its [`Output`] and its [`Memory`].
 
 use super::block_status::{MAX_EXTENTS, put_block_status};
-use super::handshake::{Negotiated, ReplyStyle};
+use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
-use super::protocol::{Export, MAX_PAYLOAD, NbdError, command, command_flag};
+use super::protocol::{Export, NbdError, command, command_flag};
 use super::throttle::Throttle;
 use super::transmission::{Command, Head, extent_len};
+use super::zeroing::zeroing;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
-use inlock_engine::{Access, Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError};
+use inlock_engine::{Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError, Zeroing};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -78,48 +79,6 @@ pub(super) struct Owner<'a> {
     pub(super) memory: &'a mut Memory,
 }
 
-/// Result of the check of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Accepted,
-    /// Valid, and there is nothing to do.
-    Empty,
-    Refused(NbdError),
-    /// The client disconnects.
-    Disconnect,
-}
-
-/// Checks a command against what was negotiated, and against access rights and length of the device.
-pub(super) fn check(command: &Command, negotiated: Negotiated, access: Access, device_len: u64) -> Verdict {
-    if command.kind == command::DISC {
-        return Verdict::Disconnect;
-    }
-    if !command.has_valid_flags(negotiated.style) {
-        return Verdict::Refused(NbdError::Inval);
-    }
-    let is_in_range = command.offset.checked_add(command.len).is_some_and(|end| end <= device_len);
-    match command.kind {
-        command::FLUSH => return Verdict::Accepted,
-        command::READ | command::CACHE => {}
-        command::BLOCK_STATUS if negotiated.allocation && command.len > 0 => {}
-        command::WRITE | command::WRITE_ZEROES | command::TRIM if access.read_only => {
-            return Verdict::Refused(NbdError::Perm);
-        }
-        command::WRITE | command::WRITE_ZEROES if !is_in_range => return Verdict::Refused(NbdError::NoSpace),
-        command::WRITE_ZEROES if command.has_flag(command_flag::FAST_ZERO) => {
-            return Verdict::Refused(NbdError::NotSup);
-        }
-        command::WRITE | command::WRITE_ZEROES => {}
-        command::TRIM if access.allow_discards => {}
-        _ => return Verdict::Refused(NbdError::Inval),
-    }
-    let has_data = matches!(command.kind, command::READ | command::WRITE);
-    if !is_in_range || (has_data && command.len > u64::from(MAX_PAYLOAD)) {
-        return Verdict::Refused(NbdError::Inval);
-    }
-    if command.len > 0 { Verdict::Accepted } else { Verdict::Empty }
-}
-
 /// Command of a session, in one piece or in several.
 struct ActiveRequest {
     session: u32,
@@ -155,6 +114,14 @@ impl ActiveRequest {
     /// Returns offset in the export and length of the bytes without a piece.
     fn rest(&self) -> (u64, u64) {
         (self.command.offset + self.begun, self.command.len - self.begun)
+    }
+
+    /// Length of the next piece, of at most `max` bytes. It ends on a multiple of them, so that no data unit is split
+    /// and left out.
+    fn piece_len(&self, max: u64, turn: &Turn<'_>) -> u64 {
+        let (offset, rest) = self.rest();
+        let len = rest.min(max - offset % max);
+        turn.mapping.place(offset, len).map_or(len, |place| place.len)
     }
 
     fn is_durable(&self) -> bool {
@@ -333,28 +300,40 @@ impl ActiveTable {
 
     /// Begins the next piece of a request.
     pub(super) fn begin_piece(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
-        match self.request(id).command.kind {
-            command::FLUSH | command::TRIM | command::CACHE => self.begin_without_buffer(id, turn),
-            command::BLOCK_STATUS => self.begin_block_status(id, owner, turn),
-            _ => self.begin_transfer(id, owner, turn),
+        let request = self.request(id);
+        let access = turn.device.access();
+        match (request.command.kind, zeroing(&request.command, request.rest(), TRIM_PIECE, access, turn.mapping)) {
+            (_, Some(Zeroing::Write(len))) => self.begin_transfer(id, len, owner, turn),
+            (_, Some(Zeroing::Deallocate(len))) => self.begin_discard(id, len, turn),
+            (command::TRIM, _) => {
+                let len = request.piece_len(TRIM_PIECE, turn);
+                self.begin_discard(id, len, turn)
+            }
+            (command::FLUSH | command::CACHE, _) => self.begin_without_buffer(id, turn),
+            (command::BLOCK_STATUS, _) => self.begin_block_status(id, owner, turn),
+            _ => self.begin_transfer(id, u64::MAX, owner, turn),
         }
     }
 
     fn begin_without_buffer(&mut self, id: u32, turn: &mut Turn<'_>) -> Attempt {
         let request = self.request(id);
-        let (offset, rest) = request.rest();
-        // Pieces end on multiples of their length, so that no data unit is split and left out.
-        let piece = |max: u64| {
-            let len = rest.min(max - offset % max);
-            turn.mapping.place(offset, len).map_or(len, |place| place.len)
-        };
-        let (operation, len) = match request.command.kind {
-            command::TRIM if self.trims >= MAX_TRIMS => return Attempt::Blocked,
-            command::TRIM => (Operation::Discard { durable: request.is_durable() }, piece(TRIM_PIECE)),
-            command::CACHE => (Operation::Prefetch, piece(CACHE_PIECE)),
-            _ => (Operation::Flush, rest),
-        };
-        self.trims += u32::from(matches!(operation, Operation::Discard { .. }));
+        match request.command.kind {
+            command::CACHE => self.begin_dataless(id, Operation::Prefetch, request.piece_len(CACHE_PIECE, turn), turn),
+            _ => self.begin_dataless(id, Operation::Flush, request.rest().1, turn),
+        }
+    }
+
+    fn begin_discard(&mut self, id: u32, len: u64, turn: &mut Turn<'_>) -> Attempt {
+        if self.trims >= MAX_TRIMS {
+            return Attempt::Blocked;
+        }
+        self.trims += 1;
+        let durable = self.request(id).is_durable();
+        self.begin_dataless(id, Operation::Discard { durable }, len, turn)
+    }
+
+    fn begin_dataless(&mut self, id: u32, operation: Operation, len: u64, turn: &mut Turn<'_>) -> Attempt {
+        let (offset, _) = self.request(id).rest();
         let request = self.request_mut(id);
         request.begun += len;
         request.outstanding += 1;
@@ -374,10 +353,11 @@ impl ActiveTable {
         Attempt::Begun { cost: QUANTUM }
     }
 
-    /// Begins a piece that moves data through a buffer.
-    fn begin_transfer(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
+    /// Begins a piece of at most `max_len` bytes that moves data through a buffer.
+    fn begin_transfer(&mut self, id: u32, max_len: u64, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
         let request = self.request(id);
         let (offset, rest) = request.rest();
+        let rest = rest.min(max_len);
         let (is_durable, min_competing_len) = (request.is_durable(), request.min_competing_len());
         let purpose = match request.command.kind {
             command::READ if request.is_unfragmented() => Purpose::ReadWhole,
@@ -488,7 +468,7 @@ impl ActiveTable {
     /// Takes back a piece that has ended.
     pub(super) fn on_finished(&mut self, done: Finished, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> After {
         let id = done.id as u32;
-        let kind = self.piece_ended(id);
+        let kind = self.piece_ended(id, &done);
         if kind == command::READ {
             return self.read_finished(id, done, owner, turn);
         }
@@ -511,18 +491,20 @@ impl ActiveTable {
     /// Takes back a piece that has ended after its session was dropped.
     pub(super) fn on_finished_dropped(&mut self, done: Finished, owner: &mut Owner<'_>, pool: &mut BufferPool) {
         let id = done.id as u32;
-        self.piece_ended(id);
+        self.piece_ended(id, &done);
         give_back(done.data, done.spare, owner.memory, pool);
         if self.request(id).outstanding == 0 {
             self.remove(id, owner.output);
         }
     }
 
-    fn piece_ended(&mut self, id: u32) -> u16 {
+    fn piece_ended(&mut self, id: u32, done: &Finished) -> u16 {
         let request = self.request_mut(id);
         request.outstanding -= 1;
         let kind = request.command.kind;
-        self.trims -= u32::from(kind == command::TRIM);
+        // Other pieces of these commands write zeroes.
+        let is_discard = matches!(kind, command::TRIM | command::WRITE_ZEROES) && done.data.is_none();
+        self.trims -= u32::from(is_discard);
         kind
     }
 

@@ -23,7 +23,8 @@ pub(super) fn put_block_status(
     mapping: &Mapping,
 ) -> Result<usize, RequestError> {
     let max_count = if command.has_flag(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
-    let hole_flags = if mapping.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
+    let reads_zero = !mapping.is_encrypted() || mapping.has_zero_holes();
+    let hole_flags = if reads_zero { STATE_HOLE | STATE_ZERO } else { STATE_HOLE };
     let max_len = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
     let size = extent_len(style);
     // Length and flags of the last extent, which the next status may extend.

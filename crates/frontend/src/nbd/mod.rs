@@ -10,6 +10,7 @@
 mod active;
 mod block_status;
 pub mod certificates;
+mod check;
 pub mod client;
 pub mod descriptors;
 pub mod exports;
@@ -29,3 +30,4 @@ mod session;
 pub mod throttle;
 pub mod tls;
 pub mod transmission;
+mod zeroing;

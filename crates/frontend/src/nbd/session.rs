@@ -3,7 +3,8 @@
 //! [`Session::step`] takes what has arrived one step further. It does no I/O: requests for the worker go to [`Turn`],
 //! and a receive is returned to the caller, which owns the socket. Each state of [`Input`] owns what it needs.
 
-use super::active::{ActiveTable, Attempt, Owner, PendingWrite, QUANTUM, Turn, Verdict, check};
+use super::active::{ActiveTable, Attempt, Owner, PendingWrite, QUANTUM, Turn};
+use super::check::{Verdict, check};
 use super::handshake::{Handshake, Negotiated, Step};
 use super::memory::Memory;
 use super::output::Output;
@@ -292,7 +293,7 @@ impl Session {
     /// Begins a command, or replies to it. A header follows unless the command has a payload or ends the input.
     fn begin(&mut self, command: Command, active: &mut ActiveTable, turn: &mut Turn<'_>) {
         let style = self.negotiated.style;
-        match check(&command, self.negotiated, turn.device.access(), turn.device.len()) {
+        match check(&command, self.negotiated, turn.device.access(), turn.device.len(), turn.mapping) {
             Verdict::Disconnect => self.input = Input::Closed(None),
             Verdict::Empty => self.reply(&command, Head::done(&command, style)),
             Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),

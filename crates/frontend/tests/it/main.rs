@@ -6,6 +6,7 @@ mod fairness;
 #[cfg(feature = "fuse")]
 mod fuse;
 mod handshake;
+mod holes;
 mod load;
 mod regressions;
 mod stop;

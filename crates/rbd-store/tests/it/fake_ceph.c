@@ -15,7 +15,7 @@
  *   fake_late=MS        operations complete so late;  fake_hold=FILE  not before the file is there
  *   fake_size=N         length of the image;  fake_resize=N  length from the second question on, which fails with
  *                       fake_later_size=N
- *   fake_stripes=N      objects of a stripe
+ *   fake_stripes=N      objects of a stripe;  fake_object=N  length of one
  *   fake_extents=A+B,.. ranges with data;  fake_extents_hold=FILE  not before the file is there
  *   fake_log=FILE       calls are written there
  */
@@ -276,6 +276,26 @@ int rbd_get_size(void *image, uint64_t *size)
 int rbd_get_features(void *image, uint64_t *features)
 {
     *features = number(((struct image *)image)->cluster, "fake_features", 4);
+    return 0;
+}
+
+struct image_info {
+    uint64_t size, obj_size, num_objs;
+    int order;
+    char prefix[24];
+    int64_t parent_pool;
+    char parent_name[96];
+};
+
+int rbd_stat(void *image, void *info, size_t len)
+{
+    struct image_info *i = info;
+    if (len != sizeof(*i))
+        return -EINVAL;
+    memset(i, 0, len);
+    i->size = ((struct image *)image)->size;
+    i->obj_size = number(((struct image *)image)->cluster, "fake_object", 4 << 20);
+    i->order = 22;
     return 0;
 }
 

@@ -15,7 +15,10 @@ fn every_failure_has_its_own_message() {
             ":id=me:fake_connect=13:keyring=/no/file,/dev/null",
             "the cluster refuses the key of client.me: Permission denied (os error 13)",
         ),
-        (":id=me:fake_connect=13:key=x", "the cluster refuses the key of client.me: Permission denied (os error 13)"),
+        (
+            ":id=me:fake_connect=13:keyfile=x",
+            "the cluster refuses the key of client.me: Permission denied (os error 13)",
+        ),
         (
             ":fake_connect=1:keyfile=x",
             "the cluster refuses the key of client.admin: Operation not permitted (os error 1)",
@@ -74,7 +77,7 @@ fn image_that_does_not_open_in_time_is_given_up_and_closed() {
     while log.lines().last().is_none_or(|line| line != "shutdown") {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(log.lines(), ["connect", "full_try", "open", "lock", "close", "destroy", "shutdown"]);
+    assert_eq!(log.lines(), ["connect", "full_try", "open", "close", "destroy", "shutdown"]);
 }
 
 #[test]
@@ -106,6 +109,24 @@ fn lock_of_a_living_client_is_taken_only_if_asked_for() {
     assert!(log.lines().contains(&"lock".to_owned()) && !log.lines().iter().any(|line| line.starts_with("break")));
 }
 
+/// The caller has its error, and may have asked another host to open the image.
+#[test]
+fn opening_that_was_given_up_takes_no_lock() {
+    for owner in ["", r":fake_owner=10.0.0.2\:0/5:fake_watcher=10.0.0.2\:0/5"] {
+        let log = Log::new();
+        let mut options = options();
+        (options.connect_timeout, options.steal_lock) = (Duration::ZERO, true);
+        let name = format!("rbd:pool/image:mon_host=x:fake_sleep=3000{owner}{}", log.instruction());
+        assert!(matches!(open_with(&name, &options, false), Err(OpenError::TimedOut(0))));
+        while !log.lines().contains(&"shutdown".to_owned()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let lines = log.lines();
+        assert!(lines.contains(&"open".to_owned()), "{lines:?}");
+        assert!(!lines.iter().any(|line| line == "lock" || line.starts_with("break")), "{lines:?}");
+    }
+}
+
 #[test]
 fn reader_and_snapshot_take_no_lock_and_refuse_writes() {
     for (name, read_only) in [("rbd:pool/image", true), ("rbd:pool/image@snap", false)] {
@@ -132,5 +153,9 @@ fn facts_are_those_of_the_image() {
     let store = open_with("rbd:pool/space/image@snap:fake_features=4:fake_stripes=3", &options(), true).unwrap();
     let facts = store.facts();
     assert_eq!((facts.size, facts.stripe_period, facts.has_journal), (8 << 20, 12 << 20, false));
+    // No range of it is made of whole objects.
+    assert_eq!((facts.object_size, store.profile().hole_len.unwrap().get()), (4 << 20, u64::MAX));
+    let other = open(":fake_object=1048576").unwrap();
+    assert_eq!((other.facts().object_size, other.profile().hole_len.unwrap().get()), (1 << 20, 1 << 20));
     assert_eq!(facts.identity, "fsid/7/space/imageid@snap");
 }

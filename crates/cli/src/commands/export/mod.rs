@@ -15,7 +15,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
-use crate::args::action::{Action, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
+use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::ui::terminal;
@@ -28,7 +28,7 @@ pub(crate) const ACTION: Action = Action {
     name: "export",
     aliases: &[],
     arguments: &[IMAGE, "<output file or ->"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, SEALED, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, SEALED, HOLES, &["table"]],
     about: "decrypt a volume, or a part of it, to a raw image",
     prepare: |options, mut arguments| {
         let (image, output) = (arguments.path()?, arguments.path()?);
@@ -78,7 +78,7 @@ fn run(args: &CopyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parts of a volume that were never written, and would decrypt to noise.
+/// Parts of a volume that were never written, and would decrypt to noise, or are holes that read as zeroes.
 struct Holes<'a> {
     device: &'a engine::Device,
     /// Zones of a range.
@@ -95,7 +95,8 @@ impl<'a> Holes<'a> {
         if let Some(zone) = zones::at(&self.zones, at) {
             return (at >= zones::written_to(zone)).then(|| zone.start + zone.len - at);
         }
-        if self.device.mapping().is_encrypted() {
+        let mapping = self.device.mapping();
+        if mapping.is_encrypted() && !mapping.has_zero_holes() {
             return None;
         }
         self.device.block_status(at, len).ok().filter(|run| run.hole && run.len > 0).map(|run| run.len)

@@ -132,6 +132,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         freshness: None,
         links: Vec::new(),
         shared: false,
+        zero_holes: false,
         persistent: false,
     })
 }

@@ -126,6 +126,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         freshness: None,
         links: Vec::new(),
         shared: false,
+        zero_holes: false,
         persistent: false,
     };
     Ok((options, source))

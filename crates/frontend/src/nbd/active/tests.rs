@@ -1,11 +1,13 @@
 //! Tests of what needs no worker: the check of commands, errors, block status.
 
-use super::super::protocol::{STATE_HOLE, STATE_ZERO};
+use super::super::check::{Verdict, check};
+use super::super::handshake::Negotiated;
+use super::super::protocol::{MAX_PAYLOAD, STATE_HOLE, STATE_ZERO};
 use super::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BlockStatus, Geometry};
-use inlock_engine::{BackingStore, buffer::BufferClass};
+use inlock_engine::{Access, BackingStore, CryptMapping, buffer::BufferClass};
 use std::sync::Arc;
 
 const LEN: u64 = 1 << 40;
@@ -26,6 +28,7 @@ fn command_is_checked_against_export_and_access() {
     use command::*;
     use command_flag::{DF, FAST_ZERO, NO_HOLE};
     let max = u64::from(MAX_PAYLOAD);
+    let mapping = Arc::clone(CryptMapping::raw(LEN).mapping());
     let refused = Verdict::Refused;
     let accepted = Verdict::Accepted;
     for access in [READ_WRITE, READ_WRITE_DISCARD, READ_ONLY, READ_ONLY_DISCARD] {
@@ -63,10 +66,10 @@ fn command_is_checked_against_export_and_access() {
         ];
         let negotiated = Negotiated { style: ReplyStyle::Structured, allocation: true };
         for (command, verdict) in cases {
-            assert_eq!(check(&command, negotiated, access, LEN), verdict, "{command:?} {access:?}");
+            assert_eq!(check(&command, negotiated, access, LEN, &mapping), verdict, "{command:?} {access:?}");
         }
         let negotiated = Negotiated { style: ReplyStyle::Structured, allocation: false };
-        let unasked = check(&command(BLOCK_STATUS, 0, 0, 1), negotiated, access, LEN);
+        let unasked = check(&command(BLOCK_STATUS, 0, 0, 1), negotiated, access, LEN, &mapping);
         assert_eq!(unasked, refused(NbdError::Inval), "block status without a metadata context");
     }
 }

@@ -1,0 +1,134 @@
+//! Holes that read as zeroes: what TRIM, WRITE_ZEROES and block status make of them.
+
+use crate::client::*;
+use crate::support::*;
+use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{BlockStatus, Geometry, StoreProfile};
+use inlock_engine::{Access, BackingStore, Device, Errno};
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex};
+
+const HOLE: u64 = 256 << 10;
+const LEN: u64 = 16 * HOLE;
+
+/// Memory with exact holes, which it knows by their bytes.
+struct HoleStore {
+    memory: MemoryStore,
+    /// First hole and number of holes of each discard.
+    discards: Mutex<Vec<(u64, u64)>>,
+}
+
+impl BackingStore for HoleStore {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+    fn profile(&self) -> StoreProfile {
+        with!(self.memory.profile(); hole_len: NonZeroU64::new(HOLE))
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.memory.read_at(data, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.memory.write_at(data, offset)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(HOLE) && len.is_multiple_of(HOLE) && len > 0, "{offset}+{len}");
+        self.discards.lock().expect("not poisoned").push((offset / HOLE, len / HOLE));
+        self.memory.discard(offset, len)
+    }
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let len = len.min(HOLE - offset % HOLE);
+        let mut bytes = vec![0; len as usize];
+        self.memory.read_at(&mut bytes, offset)?;
+        let is_hole = bytes.iter().all(|byte| *byte == 0);
+        Ok(if is_hole { BlockStatus::hole(offset, len) } else { BlockStatus::allocated(offset, len) })
+    }
+}
+
+/// A device of 16 holes behind the first of its store.
+fn served(allow_discards: bool) -> (Arc<HoleStore>, Served) {
+    let memory = MemoryStore::new(vec![0; (HOLE + LEN) as usize]);
+    let store = Arc::new(HoleStore { memory, discards: Mutex::default() });
+    let unit = DataUnitSize::new(4096).expect("a valid unit");
+    let segment = with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(HOLE / 512));
+    let access = Access { read_only: false, allow_discards };
+    let device = Device::new(&[segment], &VolumeKey::new(&[9; 64]), Arc::clone(&store) as _, access);
+    let device = device.and_then(Device::with_zero_holes).expect("the store has exact holes");
+    let served = Served::new(Arc::new(device), rings()[0], 1);
+    (store, served)
+}
+
+/// First hole and number of holes of each discard.
+type Discards = &'static [(u64, u64)];
+
+/// Zeroed ranges, and the holes that they deallocate, the first of the device being 1.
+const ZEROED: [(u64, u64, Discards); 6] = [
+    (0, HOLE, &[(1, 1)]),
+    (HOLE - 1, 3 * HOLE, &[(2, 2)]),
+    (5 * HOLE + 4096, HOLE, &[]),
+    (6 * HOLE - 4096, 2 * HOLE + 8192, &[(7, 2)]),
+    (9 * HOLE + 7, 11, &[]),
+    (10 * HOLE, LEN - 10 * HOLE, &[(11, 6)]),
+];
+
+/// TRIM gives zeroes as WRITE_ZEROES does.
+#[test]
+fn zeroed_ranges_are_holes_where_whole_and_zeroes_elsewhere() {
+    let (store, served) = served(true);
+    let mut client = Client::open(served.path(), Mode::Extended);
+    for (kind, flags) in [(WRITE_ZEROES, 0), (WRITE_ZEROES, FUA), (TRIM, 0), (TRIM, FUA)] {
+        for (offset, len, holes) in ZEROED {
+            let mut model = pattern(offset + 3, LEN);
+            assert_eq!(client.write(0, 0, &model), 0);
+            assert_eq!(client.call(kind, flags, offset, len).error, 0);
+            model[offset as usize..(offset + len) as usize].fill(0);
+            assert_eq!(*store.discards.lock().unwrap(), holes, "command {kind} of {offset}+{len}");
+            store.discards.lock().unwrap().clear();
+            assert!(client.read(0, LEN) == model, "command {kind} of {offset}+{len}");
+            let extents = client.call(BLOCK_STATUS, 0, 0, LEN).extents;
+            let zero: u64 = extents.iter().filter(|extent| extent.1 == 3).map(|extent| extent.0).sum();
+            assert_eq!(zero, holes.iter().map(|holes| holes.1 * HOLE).sum::<u64>(), "{extents:?}");
+            assert!(extents.iter().all(|extent| matches!(extent.1, 0 | 3)), "{extents:?}");
+        }
+    }
+    client.disconnect();
+}
+
+#[test]
+fn fast_zero_is_for_whole_holes() {
+    let (store, served) = served(true);
+    let mut client = Client::open(served.path(), Mode::Extended);
+    let model = pattern(1, LEN);
+    assert_eq!(client.write(0, 0, &model), 0);
+    for (flags, offset, len) in
+        [(FAST_ZERO, 0, HOLE + 1), (FAST_ZERO, 4096, HOLE), (FAST_ZERO, 0, 4096), (FAST_ZERO | NO_HOLE, 0, HOLE)]
+    {
+        assert_eq!(client.call(WRITE_ZEROES, flags, offset, len).error, errno::NOTSUP, "{flags}: {offset}+{len}");
+    }
+    assert!(client.read(0, LEN) == model, "a refused command changes nothing");
+    assert!(store.discards.lock().unwrap().is_empty());
+    assert_eq!(client.call(WRITE_ZEROES, FAST_ZERO, HOLE, 2 * HOLE).error, 0);
+    assert!(client.read(HOLE, 2 * HOLE).iter().all(|byte| *byte == 0));
+    assert_eq!(*store.discards.lock().unwrap(), [(2, 2)]);
+    assert_eq!(client.call(WRITE_ZEROES, NO_HOLE, 0, HOLE).error, 0);
+    assert!(client.read(0, HOLE).iter().all(|byte| *byte == 0));
+    assert_eq!(*store.discards.lock().unwrap(), [(2, 2)], "no hole was to be left");
+    client.disconnect();
+}
+
+/// Holes show which parts of a volume are in use.
+#[test]
+fn zeroes_leave_no_hole_unless_discards_are_allowed() {
+    let (store, served) = served(false);
+    let mut client = Client::open(served.path(), Mode::Extended);
+    assert_eq!(client.write(0, 0, &pattern(1, LEN)), 0);
+    assert_eq!(client.call(WRITE_ZEROES, FAST_ZERO, 0, HOLE).error, errno::NOTSUP);
+    assert_eq!(client.call(WRITE_ZEROES, 0, 0, LEN).error, 0);
+    assert!(client.read(0, LEN).iter().all(|byte| *byte == 0));
+    assert!(store.discards.lock().unwrap().is_empty());
+    client.disconnect();
+}
