@@ -40,7 +40,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The volumes to watch.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// Those with these names; none: all of the run directory.
+    /// Volumes with these names; none: all of the run directory.
     Names(&'a [Name]),
     /// The open volumes of the server with this control socket.
     Server(&'a Path),

@@ -1,8 +1,9 @@
 //! The thread of a control socket: reads commands as lines, and replies with lines.
 //!
 //! It polls and never blocks on a client. Commands that may block run on a thread of their own: suspending waits for
-//! requests in flight. [`Controlled`] is what they are for: one volume, or a server of many. The length of a line, the number of clients and the output of each are
-//! bounded. A new client replaces the one that has been silent longest if there are too many.
+//! requests in flight. [`Controlled`] is what they are for: one volume, or a server of many. The length of a line, the
+//! number of clients and the output of each are bounded. A new client replaces the one that has been silent longest if
+//! there are too many.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +36,7 @@ pub(crate) const CLOSING: &str = "The volume is being closed.";
 /// Maximum number of clients.
 const CLIENTS_MAX: usize = 32;
 
-/// What the commands of a socket are for.
+/// Object of the commands of a socket.
 pub(crate) trait Controlled: Send + Sync + 'static {
     /// Returns the number of commands that may change it at the same time.
     fn max_changes(&self) -> usize;

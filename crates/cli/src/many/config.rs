@@ -100,7 +100,7 @@ pub(crate) struct VolumeConfig {
 
 impl VolumeConfig {
     /// Whether an open volume can have this configuration instead of `other`, which it was opened with.
-    pub(crate) fn opens_like(&self, other: &Self) -> bool {
+    pub(crate) fn is_opened_like(&self, other: &Self) -> bool {
         self.opening == other.opening && self.max_clients == other.max_clients
     }
 }

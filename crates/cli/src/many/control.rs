@@ -25,7 +25,7 @@ const MAX_REPLY: usize = 256 << 20;
 /// Timeout of a command. Closing waits for a volume that opens, and for clients that take their last replies.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Starts to serve commands and scrapers. They end when the result is dropped, which removes the paths of their sockets.
+/// Starts to serve commands and scrapers. Dropping the result ends that, and removes the sockets' paths.
 pub(crate) fn start(
     path: Option<&Path>,
     metrics: Option<Listener>,

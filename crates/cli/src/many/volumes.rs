@@ -64,7 +64,7 @@ struct Entry {
 }
 
 pub(super) struct EntryState {
-    /// What the next opening uses; an opening that has begun with another configuration compares when it ends.
+    /// Configuration of the next opening; one that has begun with another compares when it ends.
     pub(super) config: VolumeConfig,
     pub(super) stage: Stage,
     /// It was added by a command, and the file does not have it.
@@ -273,7 +273,7 @@ impl Volumes {
     }
 }
 
-/// What closing does with a volume that is opening.
+/// Treatment of a volume that is opening when it is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IfOpening {
     /// Blocks until it is open, and closes it.
@@ -348,7 +348,7 @@ impl Entry {
             print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
         }
         let mut state = lock(&self.state);
-        let is_wanted = !state.is_removed && state.config.opens_like(&config);
+        let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
         let is_open = opened.is_ok();
         match opened {
             Ok(running) => {
@@ -376,10 +376,10 @@ impl Entry {
         if state.config == *config {
             return Change::None;
         }
-        let opens_like = config.opens_like(&state.config);
+        let is_applicable = config.is_opened_like(&state.config);
         state.config = config.clone();
         match &state.stage {
-            _ if !opens_like => return Change::ToClose,
+            _ if !is_applicable => return Change::ToClose,
             Stage::Open(running) => running.server.set_limits(config.limits),
             Stage::Closed | Stage::Opening | Stage::Closing => {}
         }

@@ -11,23 +11,23 @@ use std::os::unix::net::UnixStream;
 
 /// Returns the samples by their names and labels. Checks that families are whole.
 fn scrape(many: &Many) -> BTreeMap<String, f64> {
-    let mut stream = UnixStream::connect(many.dir.path("metrics")).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut stream = UnixStream::connect(many.dir.path("metrics")).expect("a server");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("it reads");
     let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    stream.read_to_string(&mut text).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").expect("headers");
     assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("application/openmetrics-text"), "{head}");
     let body = body.strip_suffix("# EOF\n").expect("it ends with # EOF");
     let (mut samples, mut families, mut family) = (BTreeMap::new(), Vec::new(), "");
     for line in body.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
-            family = rest.split(' ').next().unwrap();
+            family = rest.split(' ').next().expect("a name");
             assert!(!families.contains(&family), "{family} comes in pieces");
             families.push(family);
         } else if !line.starts_with('#') {
-            let (name, value) = line.rsplit_once(' ').unwrap();
+            let (name, value) = line.rsplit_once(' ').expect("a value");
             assert!(name.starts_with(family), "{line} in {family}");
-            assert!(samples.insert(name.to_owned(), value.parse().unwrap()).is_none(), "twice: {line}");
+            assert!(samples.insert(name.to_owned(), value.parse().expect("a number")).is_none(), "twice: {line}");
         }
     }
     samples

@@ -278,7 +278,7 @@ const LEN: u64 = 16 << 10;
 /// Receives the replies to reads of [`LEN`].
 fn receive(client: &mut Connection, number: usize) {
     for _ in 0..number {
-        let reply = client.reply(LEN as usize).unwrap();
+        let reply = client.reply(LEN as usize).expect("a reply");
         assert_eq!((reply.error, reply.data.len() as u64), (0, LEN));
     }
 }

@@ -155,7 +155,7 @@ pub(super) enum Next {
     Wait,
     /// Nothing more in this turn, though there may be input.
     Queue,
-    /// The same, since the export is at a limit.
+    /// Nothing more in this turn, since the export is at a limit.
     Throttled,
     /// The client violated the protocol: the connection ends.
     Disconnect,

@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(throttle.stats(at(2)).throttled, Duration::ZERO, "nothing waits");
         assert!(throttle.hold(at(2)).is_some());
         assert_eq!(throttle.stats(at(4)).throttled, Duration::from_secs(2));
-        // The debt is paid after five seconds, and nobody looked.
+        // The debt is paid after five seconds, and nothing looked at it.
         assert_eq!(throttle.stats(at(60)).throttled, Duration::from_secs(3));
         assert_eq!(throttle.stats(at(90)).throttled, Duration::from_secs(3));
     }
