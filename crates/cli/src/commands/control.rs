@@ -22,7 +22,7 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[],
     arguments: &["<socket>", "<command>", "[<volume>]", "[<key>=<value>...]"],
     options: &[&["json", "once", "force", "config"]],
-    about: "list, add, remove, close or reload volumes of a server with --config",
+    about: "control a server of many volumes",
     prepare: |options, mut arguments| {
         let (socket, command) = (arguments.path()?, arguments.word()?);
         let volume = arguments.optional().map(|volume| volume.to_string_lossy().into_owned());
@@ -114,7 +114,9 @@ fn toml(pair: &str) -> anyhow::Result<String> {
     if key.is_empty() || !is_bare(key) {
         return Err(wrong());
     }
-    let parsed = toml::from_str::<toml::Table>(&format!("x = {value}")).ok().and_then(|mut table| table.remove("x"));
+    // More keys would be those of lines behind the value.
+    let table = toml::from_str::<toml::Table>(&format!("x = {value}")).ok().filter(|table| table.len() == 1);
+    let parsed = table.and_then(|mut table| table.remove("x"));
     let value = match parsed {
         Some(value) if !value.is_datetime() && !value.is_table() && !value.is_float() => value,
         _ => toml::Value::String(value.to_owned()),
