@@ -54,6 +54,13 @@ impl Stage {
     }
 }
 
+impl EntryState {
+    /// Returns the state. A volume that is being removed is closing, also while it still opens.
+    fn name(&self) -> &'static str {
+        if self.is_removed { STATES[3] } else { self.stage.name() }
+    }
+}
+
 impl Listed {
     fn new(name: &str, state: &EntryState) -> Self {
         let running = state.stage.running();
@@ -61,7 +68,7 @@ impl Listed {
         let limits = &state.config.limits;
         Self {
             name: name.to_owned(),
-            state: state.stage.name().to_owned(),
+            state: state.name().to_owned(),
             clients: running.map_or(0, |running| running.server.clients()),
             max_clients: state.config.max_clients,
             max_operations: limits.operations,
@@ -176,7 +183,7 @@ impl Volumes {
         self.each(|name, state| {
             text.begin(name);
             text.family("inlock_volume_state", "stateset", "", "State of the volume.");
-            let now = state.stage.name();
+            let now = state.name();
             for name in STATES {
                 let value = if name == now { "1" } else { "0" };
                 text.sample("inlock_volume_state", &[("inlock_volume_state", name)], value);

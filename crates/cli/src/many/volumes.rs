@@ -70,7 +70,7 @@ pub(super) struct EntryState {
     /// It was added by a command, and the file does not have it.
     pub(super) is_added: bool,
     /// It was removed, or the server stops.
-    is_removed: bool,
+    pub(super) is_removed: bool,
 }
 
 pub(super) enum Stage {
