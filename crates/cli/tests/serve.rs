@@ -3,6 +3,10 @@
 mod harness;
 #[path = "serve/many.rs"]
 mod many;
+#[path = "serve/many_metrics.rs"]
+mod many_metrics;
+#[path = "serve/many_verbs.rs"]
+mod many_verbs;
 #[path = "serve/tls.rs"]
 mod tls;
 

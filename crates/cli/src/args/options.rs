@@ -275,7 +275,7 @@ pub(crate) struct Options {
     /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
     #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub holes: Option<String>,
-    /// Fail the requests that wait for an NBD server or a Ceph cluster
+    /// Fail the requests that wait for an NBD server or a Ceph cluster; remove a volume that has clients
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
     /// Disable locking of on-disk metadata
@@ -510,7 +510,7 @@ pub(crate) struct Options {
     /// Address of the NBD server: unix:PATH, or tcp:HOST:PORT with --tls-verify-peer or --insecure
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub nbd: Option<Listen>,
-    /// Serve the volumes of a TOML file, each under its name
+    /// Serve the volumes of a TOML file, each under its name; file with the keys of a volume to add
     #[arg(long, value_name = "FILE", help_heading = "Serving")]
     pub config: Option<PathBuf>,
     /// Socket for `inlock control`, with --config

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +17,7 @@ use crate::control::files::Files;
 use crate::control::metrics::{Buckets, Percentiles, Sample, Time};
 use crate::control::name::Name;
 use crate::error::CliError;
+use crate::many::control;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;
 use crate::ui::print::print;
@@ -28,18 +30,29 @@ pub(crate) const ACTION: Action = Action {
     about: "show live I/O statistics of volumes",
     prepare: |options, arguments| {
         let names = arguments.names()?;
-        Ok(Prepared::new(move || run(&names, options.once, options.json)))
+        Ok(Prepared::new(move || run(Source::Names(&names), options.once, options.json)))
     },
 };
 
 /// Interval of the rates.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> {
-    let mut watch = Watch { names, last: BTreeMap::new() };
-    for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && !names.is_empty()) {
+/// The volumes to watch.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// Volumes with these names; none: all of the run directory.
+    Names(&'a [Name]),
+    /// The open volumes of the server with this control socket.
+    Server(&'a Path),
+}
+
+/// Shows the rates of volumes.
+pub(super) fn run(source: Source<'_>, once: bool, json: bool) -> anyhow::Result<()> {
+    let mut watch = Watch { source, last: BTreeMap::new() };
+    let is_named = matches!(source, Source::Names([_, ..]));
+    for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && is_named) {
         if matches!(row.state, "inactive" | "gone") {
-            return Err(CliError::Inactive { name: row.name.to_string() }.into());
+            return Err(CliError::Inactive { name: row.name.clone() }.into());
         }
     }
     if !once && !json && isatty(rustix::stdio::stdout()) && isatty(rustix::stdio::stdin()) {
@@ -62,15 +75,14 @@ fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> {
 
 /// The volumes to watch, and their last samples.
 struct Watch<'a> {
-    /// Empty: all volumes.
-    names: &'a [Name],
+    source: Source<'a>,
     /// Process id and last sample.
-    last: BTreeMap<Name, (u32, Sample)>,
+    last: BTreeMap<String, (u32, Sample)>,
 }
 
 /// A volume and its rates.
 struct Row {
-    name: Name,
+    name: String,
     state: &'static str,
     /// `None`: there are not two samples of the same process.
     rates: Option<Rates>,
@@ -101,26 +113,20 @@ struct IntegrityRates {
 
 impl Watch<'_> {
     fn look(&mut self) -> anyhow::Result<Vec<Row>> {
-        let files: Vec<Files> = match self.names {
-            [] => Files::all()?,
-            names => names.iter().map(Files::of).collect::<anyhow::Result<_>>()?,
+        let volumes = match self.source {
+            Source::Names([]) => Files::all()?.into_iter().map(found).collect(),
+            Source::Names(names) => {
+                names.iter().map(|name| Files::of(name).map(found)).collect::<anyhow::Result<_>>()?
+            }
+            Source::Server(socket) => samples_of(socket)?,
         };
         let mut now = BTreeMap::new();
         let mut rows = Vec::new();
-        for files in files {
-            let name = files.name().clone();
-            let pid = files.info().map_or(0, |info| info.pid);
-            let (state, sample) = match Client::find_at(files) {
-                Ok(Found::Active(mut client)) => match client.sample() {
-                    Ok(sample) if sample.suspended => ("suspended", Some(sample)),
-                    Ok(sample) => ("active", Some(sample)),
-                    Err(_) => ("unreachable", None),
-                },
-                Ok(Found::Gone(_)) => ("gone", None),
-                Ok(Found::Inactive) => ("inactive", None),
-                Err(_) => ("unreachable", None),
+        for (name, pid, state, sample) in volumes {
+            let is_same = |before: &&(u32, Sample)| {
+                before.0 == pid && sample.as_ref().is_some_and(|now| before.1.at_ns <= now.at_ns)
             };
-            let before = self.last.get(&name).filter(|(before, _)| *before == pid);
+            let before = self.last.get(&name).filter(is_same);
             let rates = sample.as_ref().zip(before).map(|(now, (_, before))| Rates::between(before, now));
             now.extend(sample.map(|sample| (name.clone(), (pid, sample))));
             rows.push(Row { name, state, rates });
@@ -128,6 +134,34 @@ impl Watch<'_> {
         self.last = now;
         Ok(rows)
     }
+}
+
+/// Name, process id, state and sample of a volume.
+type Volume = (String, u32, &'static str, Option<Sample>);
+
+fn found(files: Files) -> Volume {
+    let name = files.name().to_string();
+    let pid = files.info().map_or(0, |info| info.pid);
+    let (state, sample) = match Client::find_at(files) {
+        Ok(Found::Active(mut client)) => match client.sample() {
+            Ok(sample) => (state_of(&sample), Some(sample)),
+            Err(_) => ("unreachable", None),
+        },
+        Ok(Found::Gone(_)) => ("gone", None),
+        Ok(Found::Inactive) => ("inactive", None),
+        Err(_) => ("unreachable", None),
+    };
+    (name, pid, state, sample)
+}
+
+fn samples_of(socket: &Path) -> anyhow::Result<Vec<Volume>> {
+    let mut reply = control::call(socket, &control::request("stats", None), None)?;
+    let samples: BTreeMap<String, Sample> = serde_json::from_value(reply.remove("samples").unwrap_or_default())?;
+    Ok(samples.into_iter().map(|(name, sample)| (name, 0, state_of(&sample), Some(sample))).collect())
+}
+
+fn state_of(sample: &Sample) -> &'static str {
+    if sample.suspended { "suspended" } else { "active" }
 }
 
 impl Rates {
@@ -220,7 +254,7 @@ fn columns(rows: &[Row]) -> Columns {
     }
     let mut columns = Columns::new(&headings);
     for row in rows {
-        let mut cells = vec![row.name.to_string(), row.state.to_owned()];
+        let mut cells = vec![row.name.clone(), row.state.to_owned()];
         if let Some(rates) = &row.rates {
             let total = rates.latency.get("total").cloned().unwrap_or_default();
             let share = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));

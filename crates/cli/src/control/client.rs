@@ -1,5 +1,6 @@
 //! The client of a control socket.
 
+use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -27,7 +28,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Maximum length of an answer, in bytes.
-const ANSWER_MAX: u64 = 1 << 20;
+const ANSWER_MAX: usize = 1 << 20;
 
 /// A connection to the process of a running volume.
 pub(crate) struct Client {
@@ -133,39 +134,8 @@ impl Client {
         pipe: Option<&OwnedFd>,
         timeout: Duration,
     ) -> anyhow::Result<Map<String, Value>> {
-        let mut line = request.to_string().into_bytes();
-        line.push(b'\n');
-        self.socket.set_write_timeout(Some(QUERY_TIMEOUT))?;
-        let sent = socket::send(&self.socket, &line, pipe);
-        let answer = sent.and_then(|()| self.receive(timeout)).map_err(|error| self.explain(error))?;
-        match line::answer(&answer)? {
-            Some(Answer::Done(fields)) => Ok(fields),
-            Some(Answer::Failed(message, hint, status)) => {
-                Err(CliError::Remote(message, hint, Status::from_number(status)).into())
-            }
-            None => anyhow::bail!("The process serving {} sent an invalid reply.", self.files.name()),
-        }
-    }
-
-    /// Receives one line.
-    fn receive(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
-        let deadline = Instant::now() + timeout;
-        let mut line = Vec::new();
-        let mut room = [0; 4096];
-        while line.last() != Some(&b'\n') {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || line.len() as u64 > ANSWER_MAX {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            self.socket.set_read_timeout(Some(left))?;
-            match self.socket.read(&mut room) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => line.extend_from_slice(&room[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(line)
+        let answer = exchange(&mut self.socket, request, pipe, (timeout, ANSWER_MAX));
+        fields_of(&answer.map_err(|error| self.explain(error))?, self.files.name())
     }
 
     fn explain(&self, error: io::Error) -> anyhow::Error {
@@ -178,5 +148,46 @@ impl Client {
             true => CliError::Gone { name }.into(),
             false => anyhow::Error::from(error).context(CliError::Unreachable { name, pid: self.pid }),
         }
+    }
+}
+
+/// Sends a request, with a pipe if it needs one, and receives the line of the reply. Blocks, for `timeout` at most.
+pub(crate) fn exchange(
+    socket: &mut UnixStream,
+    request: &Value,
+    pipe: Option<&OwnedFd>,
+    (timeout, max_len): (Duration, usize),
+) -> io::Result<Vec<u8>> {
+    let mut line = request.to_string().into_bytes();
+    line.push(b'\n');
+    socket.set_write_timeout(Some(QUERY_TIMEOUT))?;
+    socket::send(socket, &line, pipe)?;
+    let deadline = Instant::now() + timeout;
+    let mut line = Vec::new();
+    let mut room = [0; 4096];
+    while line.last() != Some(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || line.len() > max_len {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.read(&mut room) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => line.extend_from_slice(&room[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(line)
+}
+
+/// Returns the fields of a reply, or its error. `server`: the name of the process for messages.
+pub(crate) fn fields_of(line: &[u8], server: impl fmt::Display) -> anyhow::Result<Map<String, Value>> {
+    match line::answer(line)? {
+        Some(Answer::Done(fields)) => Ok(fields),
+        Some(Answer::Failed(message, hint, status)) => {
+            Err(CliError::Remote(message, hint, Status::from_number(status)).into())
+        }
+        None => anyhow::bail!("The process serving {server} sent an invalid reply."),
     }
 }

@@ -6,14 +6,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use inlock_engine::stats::Snapshot;
 use inlock_engine::{CryptMapping, Device};
 use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
 use super::engine::{EngineCounters, EngineInfo};
 use super::integrity::IntegrityStatus;
-use super::metrics::{Counters, LastError, Percentiles, Time};
-use super::name::Name;
+use super::metrics::{Buckets, Counters, LastError, Percentiles, Time, phases};
 use super::verity::VerityStatus;
 use crate::attach::stale::StaleDevice;
 use crate::error::{CliError, Status};
@@ -120,7 +120,7 @@ pub(crate) struct VolumeStatus {
 
 impl RuntimeInfo {
     /// Describes an opened volume. The caller adds how it is served or attached.
-    pub(crate) fn new(name: &Name, volume: VolumeInfo, device: &Device) -> Self {
+    pub(crate) fn new(name: &impl fmt::Display, volume: VolumeInfo, device: &Device) -> Self {
         let access = device.access();
         Self {
             name: name.to_string(),
@@ -271,10 +271,30 @@ impl fmt::Display for VolumeStatus {
 }
 
 impl VolumeStatus {
+    /// Returns the status of a volume that has its key.
+    pub(crate) fn new(info: RuntimeInfo, device: &Device, snapshot: &Snapshot) -> Self {
+        Self {
+            key_present: info.has_key(),
+            info,
+            sectors: device.len() / 512,
+            suspended: device.is_suspended(),
+            writes_lost: device.has_lost_writes(),
+            close_deferred: false,
+            last_store_error: LastError::of(snapshot),
+            counters: Counters::of(snapshot),
+            engine_counters: device.engine_stats().map(EngineCounters::of),
+            integrity: None,
+            verity: None,
+            latency_ns: phases(snapshot)
+                .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
+                .into(),
+        }
+    }
+
     /// Writes the lines that cryptsetup does not have.
     fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (info, counters) = (&self.info, &self.counters);
-        writeln!(f, "  served:  {} {}", info.via, info.endpoint())?;
+        writeln!(f, "  served:  {}", format!("{} {}", info.via, info.endpoint()).trim_end())?;
         writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
         if let Some(metrics) = &info.metrics {
             writeln!(f, "  metrics: {metrics}")?;

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Instant;
 
+use inlock_engine::Device;
 use inlock_engine::stats::{Histogram, Snapshot};
 use serde::{Deserialize, Serialize};
 
@@ -162,6 +164,20 @@ pub(crate) struct Sample {
     /// Counters of a dm-integrity volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub integrity: Option<IntegrityCounters>,
+}
+
+impl Sample {
+    /// Returns a sample of a device that was opened at `opened`.
+    pub(crate) fn new(device: &Device, opened: Instant) -> Self {
+        let snapshot = device.stats().snapshot();
+        Self {
+            at_ns: u64::try_from(opened.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            suspended: device.is_suspended(),
+            counters: Counters::of(&snapshot),
+            histograms_ns: phases(&snapshot).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
+            integrity: None,
+        }
+    }
 }
 
 /// Nanoseconds, shown with three digits and a unit.

@@ -12,6 +12,7 @@ pub(crate) mod files;
 pub(crate) mod info;
 pub(crate) mod integrity;
 pub(crate) mod line;
+pub(crate) mod listener;
 pub(crate) mod metrics;
 pub(crate) mod name;
 pub(crate) mod openmetrics;

@@ -3,22 +3,15 @@
 //! A connection takes one request, GET or HEAD of `/metrics`; all others get their HTTP status. The thread of the
 //! control socket ([`super::server`]) serves it with the same limits.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use inlock_engine::stats::Snapshot;
 
 use super::engine::EngineCounters;
 use super::info::VolumeStatus;
 use super::integrity::IntegrityCounters;
 use super::metrics::phases;
-use crate::error::CliError;
-use crate::system::socket;
-use crate::values::{Listen, resolve};
 
 /// Maximum length of a request, in bytes.
 pub(crate) const REQUEST_MAX: usize = 8192;
@@ -48,67 +41,6 @@ const BOUNDS: [u64; 22] = [
     5_000_000_000,
     10_000_000_000,
 ];
-
-/// A listening socket for scrapers. Its path is removed when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    pub socket: OwnedFd,
-    /// Address as on the command line, with the actual port.
-    pub address: String,
-    path: Option<PathBuf>,
-}
-
-impl Listener {
-    /// Listens, on loopback addresses only unless `insecure`.
-    pub(crate) fn bind(at: &Listen, insecure: bool) -> anyhow::Result<Self> {
-        match at {
-            Listen::Unix(path) => Self::bind_unix(&std::path::absolute(path)?),
-            Listen::Tcp { host, port } => {
-                let address = resolve(host, *port)?;
-                check_tcp(address, insecure)?;
-                let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
-                    std::io::ErrorKind::AddrInUse => CliError::AddressInUse { address: address.to_string() }.into(),
-                    _ => anyhow::Error::from(error).context(format!("cannot listen on {address}")),
-                })?;
-                listener.set_nonblocking(true)?;
-                let address = format!("tcp:{}", listener.local_addr()?);
-                Ok(Self { socket: listener.into(), address, path: None })
-            }
-        }
-    }
-
-    fn bind_unix(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            let dead = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-            if !found.file_type().is_socket() || !socket::connect(path).is_err_and(dead) {
-                return Err(CliError::AddressInUse { address: shown.to_string() }.into());
-            }
-        }
-        let listener = socket::listen(path).with_context(|| format!("cannot listen on {shown}"))?;
-        Ok(Self { socket: listener.into(), address: format!("unix:{shown}"), path: Some(path.to_owned()) })
-    }
-}
-
-/// Refuses an address that is not loopback. Metrics tell when and how much a volume is used, and nothing of its
-/// contents: users of this machine may read them.
-fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
-    if address.ip().is_loopback() || insecure {
-        return Ok(());
-    }
-    Err(CliError::refused(
-        format!("Address {address} is not loopback, and metrics are unencrypted."),
-        "use tcp:localhost:PORT or unix:PATH, or allow it with --insecure",
-    ))
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
 
 /// Returns the response to a request; `None`: the request is incomplete. `text` makes the metrics.
 pub(crate) fn answer(request: &[u8], text: impl FnOnce() -> String) -> Option<Vec<u8>> {
@@ -143,88 +75,137 @@ fn response(status: &str, body: &str, head: bool) -> Vec<u8> {
     format!("HTTP/1.1 {status}\r\n{headers}\r\n{body}").into_bytes()
 }
 
-/// Returns the metrics in OpenMetrics 1.0 text format.
-pub(crate) fn text(status: &VolumeStatus, snapshot: &Snapshot) -> String {
-    let info = &status.info;
-    let mut text = Text { out: String::new(), volume: quoted(&info.name) };
-    let cipher = info.segments.iter().find_map(|segment| segment.cipher.clone()).unwrap_or_default();
-    text.family("inlock_volume", "info", "", "The volume.");
-    let labels = [("type", &*info.kind), ("cipher", &cipher), ("via", &info.via), ("offload", &info.offload)];
-    text.sample("inlock_volume_info", &labels, "1");
-    text.family("inlock_size_bytes", "gauge", "bytes", "Length of the volume.");
-    text.sample("inlock_size_bytes", &[], &status.sectors.saturating_mul(512).to_string());
-    text.family("inlock_start_time_seconds", "gauge", "seconds", "Time when the volume was opened, since 1970.");
-    text.sample("inlock_start_time_seconds", &[], &info.started.to_string());
-    text.family("inlock_suspended", "gauge", "", "Whether I/O is suspended.");
-    text.sample("inlock_suspended", &[], if status.suspended { "1" } else { "0" });
-
-    let operations = [
-        ("read", snapshot.reads),
-        ("write", snapshot.writes),
-        ("write_zeroes", snapshot.write_zeroes),
-        ("flush", snapshot.flushes),
-        ("discard", snapshot.discards),
-        ("prefetch", snapshot.prefetches),
-        ("zone_append", snapshot.appends),
-        ("zone_action", snapshot.zone_actions),
-    ];
-    text.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
-    text.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", snapshot.errors)]);
-    let errors = [("", snapshot.store_errors)];
-    text.counter(
-        "inlock_store_errors",
-        "",
-        "Requests that failed with an error of the underlying device.",
-        "",
-        &errors,
-    );
-    let bytes = [("read", snapshot.bytes_read), ("write", snapshot.bytes_written)];
-    text.counter("inlock_io_bytes", "bytes", "Bytes read and written.", "op", &bytes);
-    let places = [("inline", snapshot.inline), ("offloaded", snapshot.offloaded)];
-    text.counter("inlock_crypt_requests", "", "Requests by the place of their cipher work.", "place", &places);
-    text.counter("inlock_cipher_calls", "", "Cipher calls.", "", &[("", snapshot.cipher_calls)]);
-    text.counter("inlock_cipher_units", "", "Data units encrypted or decrypted.", "", &[("", snapshot.cipher_units)]);
-
-    if let Some(engine) = &status.engine_counters {
-        text.engine(engine);
+/// Returns the metrics of volumes in OpenMetrics 1.0 text format.
+pub(crate) fn text<'a>(volumes: impl IntoIterator<Item = (&'a VolumeStatus, &'a Snapshot)>) -> String {
+    let mut text = Text::default();
+    for (status, snapshot) in volumes {
+        text.volume(status, snapshot, true);
     }
-    if let Some(integrity) = &status.integrity {
-        text.integrity(&integrity.counters);
-    }
-    text.family("inlock_io_latency_seconds", "histogram", "seconds", "Latency of requests, in total and by phase.");
-    for (phase, histogram) in phases(snapshot) {
-        for bound in BOUNDS {
-            let labels = [("phase", phase), ("le", &*seconds(bound))];
-            text.sample("inlock_io_latency_seconds_bucket", &labels, &histogram.count_up_to(bound).to_string());
-        }
-        let count = histogram.count().to_string();
-        text.sample("inlock_io_latency_seconds_bucket", &[("phase", phase), ("le", "+Inf")], &count);
-        text.sample("inlock_io_latency_seconds_sum", &[("phase", phase)], &seconds(histogram.sum()));
-        text.sample("inlock_io_latency_seconds_count", &[("phase", phase)], &count);
-    }
-    text.out + "# EOF\n"
+    text.finish()
 }
 
-struct Text {
-    out: String,
+/// Metrics, of one volume after the other: the samples of a family must not be apart.
+#[derive(Default)]
+pub(crate) struct Text {
+    /// By the order in which they came up.
+    families: Vec<Family>,
+    /// Index of each family.
+    index: BTreeMap<String, usize>,
+    /// Index of the family of the next samples.
+    current: usize,
+    /// Label of the volume whose samples are added.
     volume: String,
 }
 
+/// A family: its metadata, then its samples.
+struct Family(String);
+
 impl Text {
-    fn family(&mut self, name: &str, kind: &str, unit: &str, help: &str) {
-        let _ = writeln!(self.out, "# TYPE {name} {kind}");
-        if !unit.is_empty() {
-            let _ = writeln!(self.out, "# UNIT {name} {unit}");
-        }
-        let _ = writeln!(self.out, "# HELP {name} {help}");
+    /// Starts with the samples of a volume.
+    pub(crate) fn begin(&mut self, volume: &str) {
+        self.volume = quoted(volume);
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
-        let _ = write!(self.out, "{name}{{volume=\"{}\"", self.volume);
-        for (label, value) in labels {
-            let _ = write!(self.out, ",{label}=\"{}\"", quoted(value));
+    /// Adds an open volume. Without `all`, the histograms of phases that no request had are left out.
+    pub(crate) fn volume(&mut self, status: &VolumeStatus, snapshot: &Snapshot, all: bool) {
+        let info = &status.info;
+        self.begin(&info.name);
+        let cipher = info.segments.iter().find_map(|segment| segment.cipher.clone()).unwrap_or_default();
+        self.family("inlock_volume", "info", "", "The volume.");
+        let labels = [("type", &*info.kind), ("cipher", &cipher), ("via", &info.via), ("offload", &info.offload)];
+        self.sample("inlock_volume_info", &labels, "1");
+        let size = status.sectors.saturating_mul(512).to_string();
+        self.gauge("inlock_size_bytes", "bytes", "Length of the volume.", &size);
+        let help = "Time when the volume was opened, since 1970.";
+        self.gauge("inlock_start_time_seconds", "seconds", help, &info.started.to_string());
+        self.gauge("inlock_suspended", "", "Whether I/O is suspended.", if status.suspended { "1" } else { "0" });
+        self.counters(snapshot);
+        if let Some(engine) = &status.engine_counters {
+            self.engine(engine);
         }
-        let _ = writeln!(self.out, "}} {value}");
+        if let Some(integrity) = &status.integrity {
+            self.integrity(&integrity.counters);
+        }
+        self.latencies(snapshot, all);
+    }
+
+    fn counters(&mut self, snapshot: &Snapshot) {
+        let operations = [
+            ("read", snapshot.reads),
+            ("write", snapshot.writes),
+            ("write_zeroes", snapshot.write_zeroes),
+            ("flush", snapshot.flushes),
+            ("discard", snapshot.discards),
+            ("prefetch", snapshot.prefetches),
+            ("zone_append", snapshot.appends),
+            ("zone_action", snapshot.zone_actions),
+        ];
+        self.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
+        self.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", snapshot.errors)]);
+        let errors = [("", snapshot.store_errors)];
+        let help = "Requests that failed with an error of the underlying device.";
+        self.counter("inlock_store_errors", "", help, "", &errors);
+        let bytes = [("read", snapshot.bytes_read), ("write", snapshot.bytes_written)];
+        self.counter("inlock_io_bytes", "bytes", "Bytes read and written.", "op", &bytes);
+        let places = [("inline", snapshot.inline), ("offloaded", snapshot.offloaded)];
+        self.counter("inlock_crypt_requests", "", "Requests by the place of their cipher work.", "place", &places);
+        self.counter("inlock_cipher_calls", "", "Cipher calls.", "", &[("", snapshot.cipher_calls)]);
+        let units = [("", snapshot.cipher_units)];
+        self.counter("inlock_cipher_units", "", "Data units encrypted or decrypted.", "", &units);
+    }
+
+    fn latencies(&mut self, snapshot: &Snapshot, all: bool) {
+        let name = "inlock_io_latency_seconds";
+        self.family(name, "histogram", "seconds", "Latency of requests, in total and by phase.");
+        for (phase, histogram) in phases(snapshot).into_iter().filter(|(_, histogram)| all || histogram.count() > 0) {
+            for bound in BOUNDS {
+                let labels = [("phase", phase), ("le", &*seconds(bound))];
+                self.sample("inlock_io_latency_seconds_bucket", &labels, &histogram.count_up_to(bound).to_string());
+            }
+            let count = histogram.count().to_string();
+            self.sample("inlock_io_latency_seconds_bucket", &[("phase", phase), ("le", "+Inf")], &count);
+            self.sample("inlock_io_latency_seconds_sum", &[("phase", phase)], &seconds(histogram.sum()));
+            self.sample("inlock_io_latency_seconds_count", &[("phase", phase)], &count);
+        }
+    }
+
+    /// Returns the text.
+    pub(crate) fn finish(self) -> String {
+        let mut out: String = self.families.into_iter().map(|family| family.0).collect();
+        out.push_str("# EOF\n");
+        out
+    }
+
+    /// Has the next samples belong to a family.
+    pub(crate) fn family(&mut self, name: &str, kind: &str, unit: &str, help: &str) {
+        if let Some(index) = self.index.get(name) {
+            self.current = *index;
+            return;
+        }
+        let mut metadata = format!("# TYPE {name} {kind}\n");
+        if !unit.is_empty() {
+            let _ = writeln!(metadata, "# UNIT {name} {unit}");
+        }
+        let _ = writeln!(metadata, "# HELP {name} {help}");
+        self.current = self.families.len();
+        self.index.insert(name.to_owned(), self.current);
+        self.families.push(Family(metadata));
+    }
+
+    /// Adds a sample to the family.
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
+        let Some(Family(out)) = self.families.get_mut(self.current) else { return };
+        let _ = write!(out, "{name}{{volume=\"{}\"", self.volume);
+        for (label, value) in labels {
+            let _ = write!(out, ",{label}=\"{}\"", quoted(value));
+        }
+        let _ = writeln!(out, "}} {value}");
+    }
+
+    /// Adds a gauge.
+    pub(crate) fn gauge(&mut self, name: &str, unit: &str, help: &str, value: &str) {
+        self.family(name, "gauge", unit, help);
+        self.sample(name, &[], value);
     }
 
     /// Adds the families of a cipher engine.
@@ -232,8 +213,7 @@ impl Text {
         let EngineCounters { keys, accepted, refused, fell_back, failed } = counters;
         let outcomes = [("accepted", *accepted), ("refused", *refused), ("fell_back", *fell_back), ("failed", *failed)];
         self.counter("inlock_engine_requests", "", "Requests for the cipher engine.", "outcome", &outcomes);
-        self.family("inlock_engine_keys", "gauge", "", "Keys in the cipher engine.");
-        self.sample("inlock_engine_keys", &[], &keys.to_string());
+        self.gauge("inlock_engine_keys", "", "Keys in the cipher engine.", &keys.to_string());
     }
 
     /// Adds the families of a dm-integrity volume.
@@ -247,13 +227,13 @@ impl Text {
         self.counter("inlock_integrity_written_bytes", "bytes", help, "place", &bytes);
         if let Some(ratio) = counters.write_amplification() {
             let name = "inlock_integrity_write_amplification";
-            self.family(name, "gauge", "", "Bytes written to the devices for each byte that clients wrote.");
-            self.sample(name, &[], &format!("{ratio:.4}"));
+            let help = "Bytes written to the devices for each byte that clients wrote.";
+            self.gauge(name, "", help, &format!("{ratio:.4}"));
         }
     }
 
     /// Adds a family of counters. A family without a label has one counter.
-    fn counter(&mut self, name: &str, unit: &str, help: &str, label: &str, values: &[(&str, u64)]) {
+    pub(crate) fn counter(&mut self, name: &str, unit: &str, help: &str, label: &str, values: &[(&str, u64)]) {
         self.family(name, "counter", unit, help);
         for (value, count) in values {
             let labels = [(label, *value)];
@@ -264,7 +244,7 @@ impl Text {
 }
 
 /// Converts nanoseconds to seconds exactly, as a decimal number.
-fn seconds(ns: u64) -> String {
+pub(crate) fn seconds(ns: u64) -> String {
     let fraction = format!("{:09}", ns % 1_000_000_000);
     let digits = fraction.trim_end_matches('0');
     format!("{}.{}", ns / 1_000_000_000, if digits.is_empty() { "0" } else { digits })

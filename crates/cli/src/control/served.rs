@@ -14,11 +14,10 @@ use inlock_volume::table::CryptOptions;
 use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
 
-use super::engine::EngineCounters;
 use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::integrity::{IntegrityCounters, IntegrityStatus};
-use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
+use super::metrics::Sample;
 use super::openmetrics;
 use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
@@ -118,49 +117,30 @@ impl ServedVolume {
     pub(crate) fn status(&self) -> VolumeStatus {
         let snapshot = self.device.stats().snapshot();
         VolumeStatus {
-            info: self.info().clone(),
-            sectors: self.device.len() / 512,
-            suspended: self.device.is_suspended(),
             key_present: self.key_present.load(Ordering::Acquire),
-            writes_lost: self.device.has_lost_writes(),
             close_deferred: self.hooks.is_close_deferred(),
-            last_store_error: LastError::of(&snapshot),
-            counters: Counters::of(&snapshot),
-            engine_counters: self.device.engine_stats().map(EngineCounters::of),
             integrity: self.integrity.as_ref().map(IntegrityStatus::of),
             verity: self.verity.as_deref().map(VerityStatus::of),
-            latency_ns: phases(&snapshot)
-                .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
-                .into(),
+            ..VolumeStatus::new(self.info().clone(), &self.device, &snapshot)
         }
     }
 
     /// Returns the metrics with whole histograms, from which differences are computed.
     pub(crate) fn sample(&self) -> Sample {
-        let snapshot = self.device.stats().snapshot();
         Sample {
-            at_ns: u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            suspended: self.device.is_suspended(),
-            counters: Counters::of(&snapshot),
-            histograms_ns: phases(&snapshot).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
             integrity: self.integrity.as_ref().map(|integrity| IntegrityCounters::of(&integrity.device)),
+            ..Sample::new(&self.device, self.opened)
         }
     }
 
     /// Returns the metrics for a scraper.
     pub(crate) fn metrics(&self) -> String {
-        openmetrics::text(&self.status(), &self.device.stats().snapshot())
+        openmetrics::text([(&self.status(), &self.device.stats().snapshot())])
     }
 
-    /// Executes a command that may block, one at a time. `pipe` came with the request. Replies even after a panic,
-    /// since the client waits and the process does not exit before.
+    /// Executes a command that may block, one at a time. `pipe` came with the request.
     pub(crate) fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
-        let change = || self.execute(command, request, pipe);
-        catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|_| {
-            let hint = Some("see its log; the state of the volume is unknown".to_owned());
-            Err(CliError::Remote(format!("The command '{command}' failed inside the process."), hint, Status::Wrong)
-                .into())
-        })
+        guarded(command, || self.execute(command, request, pipe))
     }
 
     fn execute(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
@@ -356,6 +336,14 @@ impl ServedVolume {
     fn sealed(&self) -> Option<&SealedStore> {
         self.integrity.as_ref()?.sealed.as_ref()
     }
+}
+
+/// Executes a command. Replies even after a panic, since the client waits and the process does not exit before.
+pub(crate) fn guarded(command: &str, change: impl FnOnce() -> Reply) -> Reply {
+    catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|_| {
+        let hint = Some("see its log; the state of the volume is unknown".to_owned());
+        Err(CliError::Remote(format!("The command '{command}' failed inside the process."), hint, Status::Wrong).into())
+    })
 }
 
 /// Whether a request to close waits until the volume is no longer in use.

@@ -1,8 +1,9 @@
 //! The thread of a control socket: reads commands as lines, and replies with lines.
 //!
-//! It polls and never blocks on a client. Commands that may block run on a thread of their own, one at a time:
-//! suspending waits for requests in flight. The length of a line, the number of clients and the output of each are
-//! bounded. A new client replaces the one that has been silent longest if there are too many.
+//! It polls and never blocks on a client. Commands that may block run on a thread of their own: suspending waits for
+//! requests in flight. [`Controlled`] is what they are for: one volume, or a server of many. The length of a line, the
+//! number of clients and the output of each are bounded. A new client replaces the one that has been silent longest if
+//! there are too many.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +23,7 @@ use serde_json::{Map, Value};
 
 use super::claim::Claim;
 use super::line::{self, LINE_MAX, Lines};
+use super::listener::Listener;
 use super::openmetrics;
 use super::served::{self, Reply, ServedVolume};
 use crate::error::{CliError, Status};
@@ -34,10 +36,64 @@ pub(crate) const CLOSING: &str = "The volume is being closed.";
 /// Maximum number of clients.
 const CLIENTS_MAX: usize = 32;
 
+/// Object of the commands of a socket.
+pub(crate) trait Controlled: Send + Sync + 'static {
+    /// Returns the number of commands that may change it at the same time.
+    fn max_changes(&self) -> usize;
+
+    /// Replies to a command that does not block. `None`: the command may block.
+    fn query(&self, command: &str, request: &Value) -> Option<Reply>;
+
+    /// Executes a command that may block. `pipe` came with the request.
+    fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply;
+
+    /// Whether the client of a command that succeeded waits for the end of the process.
+    fn is_closing(&self, command: &str, request: &Value) -> bool;
+
+    /// Returns the metrics for a scraper.
+    fn metrics(&self) -> String;
+}
+
+impl Controlled for ServedVolume {
+    fn max_changes(&self) -> usize {
+        1
+    }
+
+    fn query(&self, command: &str, _request: &Value) -> Option<Reply> {
+        match command {
+            "status" => Some(fields(&self.status())),
+            "stats" => Some(fields(&self.sample())),
+            // Also while another command waits for the store.
+            "abort" => {
+                self.abort();
+                Some(Ok(Map::new()))
+            }
+            _ => None,
+        }
+    }
+
+    fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
+        Self::change(self, command, request, pipe)
+    }
+
+    fn is_closing(&self, command: &str, request: &Value) -> bool {
+        command == "close" && !served::is_deferred(request)
+    }
+
+    fn metrics(&self) -> String {
+        Self::metrics(self)
+    }
+}
+
 /// Control of a running volume. Releases the name when dropped, also without [`Control::finish`].
 pub(crate) struct Control {
     claim: Option<Claim>,
     log: PathBuf,
+    thread: ControlThread,
+}
+
+/// The thread that serves commands and scrapers. It ends when this is dropped.
+pub(crate) struct ControlThread {
     events: Events,
     thread: Option<JoinHandle<Vec<OwnedFd>>>,
 }
@@ -66,33 +122,12 @@ impl Events {
 
 impl Control {
     /// Publishes the state file, and starts to serve commands and scrapers.
-    pub(crate) fn start(
-        mut claim: Claim,
-        volume: ServedVolume,
-        metrics: Option<openmetrics::Listener>,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn start(mut claim: Claim, volume: ServedVolume, metrics: Option<Listener>) -> anyhow::Result<Self> {
         claim.publish(&volume.with_metrics(metrics.as_ref().map(|metrics| metrics.address.clone())))?;
-        let volume = Arc::new(volume);
         let path = claim.files().socket();
-        let listener = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        let (wake, woken) = UnixStream::pair()?;
-        wake.set_nonblocking(true)?;
-        woken.set_nonblocking(true)?;
-        let (queue, received) = mpsc::channel();
-        let events = Events { queue, wake: Arc::new(wake) };
-        let server = Server {
-            volume,
-            events: events.clone(),
-            clients: BTreeMap::new(),
-            next: 0,
-            messages: 0,
-            changing: false,
-            stopping: false,
-            closers: Vec::new(),
-        };
-        let run = move || server.run(&listener.into(), metrics.as_ref(), &woken, &received);
-        let thread = std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
-        Ok(Self { log: claim.files().log(), claim: Some(claim), events, thread: Some(thread) })
+        let commands = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let thread = ControlThread::start(Some(Listener::new(commands.into())), metrics, Arc::new(volume))?;
+        Ok(Self { log: claim.files().log(), claim: Some(claim), thread })
     }
 
     /// Returns the path of the log of a background process.
@@ -117,8 +152,7 @@ impl Control {
     }
 
     fn stop(&mut self) -> Vec<OwnedFd> {
-        self.events.post(Event::Stop);
-        let closers = self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let closers = self.thread.stop();
         self.claim = None;
         closers
     }
@@ -130,16 +164,59 @@ impl Drop for Control {
     }
 }
 
+impl ControlThread {
+    /// Starts to serve commands and scrapers.
+    pub(crate) fn start(
+        commands: Option<Listener>,
+        metrics: Option<Listener>,
+        controlled: Arc<dyn Controlled>,
+    ) -> anyhow::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let (queue, received) = mpsc::channel();
+        let events = Events { queue, wake: Arc::new(wake) };
+        let server = Server {
+            controlled,
+            events: events.clone(),
+            clients: BTreeMap::new(),
+            next: 0,
+            messages: 0,
+            changes: 0,
+            stopping: false,
+            closers: Vec::new(),
+        };
+        let commands = commands.map(|listener| (listener, Protocol::Lines));
+        let metrics = metrics.map(|listener| (listener, Protocol::Http));
+        let listeners: Vec<_> = commands.into_iter().chain(metrics).collect();
+        let run = move || server.run(&listeners, &woken, &received);
+        let thread = std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
+        Ok(Self { events, thread: Some(thread) })
+    }
+
+    /// Ends the thread when no command runs. Returns the sockets of the clients that wait for the end of the process.
+    fn stop(&mut self) -> Vec<OwnedFd> {
+        self.events.post(Event::Stop);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for ControlThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 struct Server {
-    volume: Arc<ServedVolume>,
+    controlled: Arc<dyn Controlled>,
     events: Events,
     clients: BTreeMap<u64, Client>,
     /// Number of the next client.
     next: u64,
     /// Number of messages so far, to find the client that has been silent longest.
     messages: u64,
-    /// A command runs on its own thread.
-    changing: bool,
+    /// Number of commands that run on threads of their own.
+    changes: usize,
     /// The process exits as soon as no command runs.
     stopping: bool,
     /// Clients that wait for the volume to be closed.
@@ -205,17 +282,9 @@ impl Client {
 
 impl Server {
     /// Runs until it is stopped. Returns the sockets of the clients that wait for the volume to be closed.
-    fn run(
-        mut self,
-        listener: &OwnedFd,
-        metrics: Option<&openmetrics::Listener>,
-        woken: &UnixStream,
-        events: &Receiver<Event>,
-    ) -> Vec<OwnedFd> {
-        let mut listeners = vec![(listener, Protocol::Lines)];
-        listeners.extend(metrics.map(|metrics| (&metrics.socket, Protocol::Http)));
+    fn run(mut self, listeners: &[(Listener, Protocol)], woken: &UnixStream, events: &Receiver<Event>) -> Vec<OwnedFd> {
         loop {
-            let ready = self.wait(&listeners, woken);
+            let ready = self.wait(listeners, woken);
             let mut drain = [0; 64];
             while rustix::io::read(woken, &mut drain).is_ok_and(|read| read == drain.len()) {}
             while let Ok(event) = events.try_recv() {
@@ -225,23 +294,21 @@ impl Server {
                 }
             }
             // A client that asked to close is known when its command has finished, possibly after the volume is closed.
-            if self.stopping && !self.changing {
+            if self.stopping && self.changes == 0 {
                 return self.closers;
             }
             for (number, flags) in ready.clients {
                 self.attend(number, flags);
             }
-            for (listener, protocol) in
-                listeners.iter().zip(&ready.listeners).filter(|(_, ready)| **ready).map(|(l, _)| *l)
-            {
-                self.accept(listener, protocol);
+            for ((listener, protocol), _) in listeners.iter().zip(&ready.listeners).filter(|(_, ready)| **ready) {
+                self.accept(&listener.socket, *protocol);
             }
         }
     }
 
-    fn wait(&self, listeners: &[(&OwnedFd, Protocol)], woken: &UnixStream) -> Ready {
+    fn wait(&self, listeners: &[(Listener, Protocol)], woken: &UnixStream) -> Ready {
         let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
-        fds.extend(listeners.iter().map(|(listener, _)| PollFd::new(*listener, PollFlags::IN)));
+        fds.extend(listeners.iter().map(|(listener, _)| PollFd::new(&listener.socket, PollFlags::IN)));
         fds.extend(self.clients.values().map(|client| PollFd::new(&client.socket, client.wants())));
         if poll(&mut fds, None).is_err() {
             return Ready::default();
@@ -308,7 +375,7 @@ impl Server {
     /// Replies to a scraper when its request is complete.
     fn scrape(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number).filter(|client| !client.last) else { return };
-        if let Some(answer) = openmetrics::answer(client.input.bytes(), || self.volume.metrics()) {
+        if let Some(answer) = openmetrics::answer(client.input.bytes(), || self.controlled.metrics()) {
             client.last = true;
             client.output = answer;
             if !client.send() {
@@ -353,33 +420,26 @@ impl Server {
             Ok(asked) => asked,
             Err(message) => return Some(Err(CliError::usage(message))),
         };
-        match &*command {
-            "status" => return Some(fields(&self.volume.status())),
-            "stats" => return Some(fields(&self.volume.sample())),
-            // Also while another command waits for the store.
-            "abort" => {
-                self.volume.abort();
-                return Some(Ok(Map::new()));
-            }
-            _ => {}
+        if let Some(reply) = self.controlled.query(&command, &request) {
+            return Some(reply);
         }
-        if self.changing || self.stopping {
+        if self.changes >= self.controlled.max_changes() || self.stopping {
             let (what, hint) = match self.stopping {
                 true => (CLOSING, None),
                 false => (IN_PROGRESS, Some("try again when it is done".to_owned())),
             };
             return Some(Err(CliError::Remote(what.to_owned(), hint, Status::Busy).into()));
         }
-        let (volume, events) = (Arc::clone(&self.volume), self.events.clone());
+        let (controlled, events) = (Arc::clone(&self.controlled), self.events.clone());
         let change = move || {
-            let reply = volume.change(&command, &request, pipe);
-            let closing = command == "close" && !served::is_deferred(&request) && reply.is_ok();
+            let reply = controlled.change(&command, &request, pipe);
+            let closing = reply.is_ok() && controlled.is_closing(&command, &request);
             events.post(Event::Done { client: number, closing, reply });
         };
         match std::thread::Builder::new().name("inlock-change".into()).spawn(change) {
             Err(error) => Some(Err(error.into())),
             Ok(_) => {
-                self.changing = true;
+                self.changes += 1;
                 if let Some(client) = self.clients.get_mut(&number) {
                     client.waiting = true;
                 }
@@ -389,7 +449,7 @@ impl Server {
     }
 
     fn done(&mut self, number: u64, closing: bool, reply: Reply) {
-        self.changing = false;
+        self.changes -= 1;
         if closing {
             self.closers.extend(self.clients.remove(&number).map(|client| client.socket));
             return;
@@ -405,7 +465,8 @@ impl Server {
     }
 }
 
-fn fields(shown: &impl Serialize) -> Reply {
+/// Returns the fields of a reply.
+pub(crate) fn fields(shown: &impl Serialize) -> Reply {
     match serde_json::to_value(shown)? {
         Value::Object(fields) => Ok(fields),
         _ => Ok(Map::new()),

@@ -1,9 +1,10 @@
 //! The file of `serve --config`: TOML with a table for each volume.
 //!
 //! The keys of a volume are the options of `serve`, which the parser of the command line checks, and a few of its own.
-//! docs/guide/many.md describes them. An error names the line and the key.
+//! docs/guide/many.md describes them. An error names the line and the key. A volume that is added to a running server
+//! has the same keys.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
@@ -33,6 +34,9 @@ const MAX_LEN: u64 = 16 << 20;
 const MAX_VOLUMES: usize = 65_536;
 /// Time that a helper has for a key.
 const KEY_TIMEOUT: u64 = 30;
+
+/// Bytes of requests in flight of a volume: two of the longest requests.
+const MAX_IN_FLIGHT: u64 = 64 << 20;
 
 /// Options of the command line that a volume may have, in addition to those of plain volumes, policies and integrity.
 const OPTIONS: &[&str] = &[
@@ -64,13 +68,18 @@ struct FileContent {
     tls_certificates: Option<Spanned<PathBuf>>,
     tls_verify_peer: Option<Spanned<bool>>,
     #[serde(default)]
-    volumes: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
+    volumes: BTreeMap<Spanned<String>, Keys>,
 }
+
+/// The table of a volume.
+type Keys = BTreeMap<Spanned<String>, Spanned<Value>>;
 
 /// A checked file.
 #[derive(Clone, Default)]
 pub(crate) struct Config {
     pub default: Option<String>,
+    /// Of volumes without one, in seconds.
+    pub idle_timeout: u64,
     pub tls: Option<TlsOptions>,
     pub volumes: BTreeMap<String, VolumeConfig>,
 }
@@ -80,11 +89,20 @@ pub(crate) struct Config {
 pub(crate) struct VolumeConfig {
     /// Options of opening it; if they change, an open volume is closed.
     pub opening: Opening,
+    /// Path of the image without symbolic links.
+    real_image: PathBuf,
     pub limits: ExportLimits,
     pub idle_timeout: Option<Duration>,
     /// Whether clients see it in the list of exports.
     pub listed: bool,
     pub max_clients: usize,
+}
+
+impl VolumeConfig {
+    /// Whether an open volume can have this configuration instead of `other`, which it was opened with.
+    pub(crate) fn is_opened_like(&self, other: &Self) -> bool {
+        self.opening == other.opening && self.max_clients == other.max_clients
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -116,61 +134,66 @@ impl Fault {
     fn new(at: Range<usize>, key: impl Into<String>, text: impl Into<String>) -> Self {
         Self { at, key: key.into(), text: text.into() }
     }
+
+    fn locate(&self, text: &str) -> String {
+        format!("line {}, {}: {}", line(text, self.at.start), self.key, self.text.trim_end_matches('.'))
+    }
 }
 
-/// Reads a file.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Config> {
+/// Volumes of a server by their names.
+pub(crate) type VolumeConfigs = BTreeMap<String, VolumeConfig>;
+
+/// Reads a file. `added`: volumes that were added at run time.
+pub(crate) fn read(path: &Path, added: &VolumeConfigs) -> anyhow::Result<Config> {
     let mut text = String::new();
     let file = File::open(path).map_err(cannot_open(path, false))?;
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > MAX_LEN {
         return Err(CliError::usage(format!("File {} has more than {MAX_LEN} bytes.", path.display())));
     }
-    parse(&text).map_err(|error| CliError::usage(format!("File {}, {error}.", path.display())))
+    parse(&text, added).map_err(|error| CliError::usage(format!("File {}, {error}.", path.display())))
 }
 
 /// Parses the text of a file. An error is the number of a line, and what is wrong there.
-pub(crate) fn parse(text: &str) -> Result<Config, String> {
-    let line = |at: usize| text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1;
-    let content: FileContent = toml::from_str(text).map_err(|error| {
-        let start = error.span().map_or(0, |span| span.start);
-        format!("line {}: {}", line(start), error.message().replace('\n', " "))
-    })?;
-    convert(content).map_err(|fault| {
-        let text = fault.text.trim_end_matches('.');
-        format!("line {}, {}: {text}", line(fault.at.start), fault.key)
-    })
+pub(crate) fn parse(text: &str, added: &VolumeConfigs) -> Result<Config, String> {
+    let content: FileContent = toml::from_str(text).map_err(|error| invalid(text, &error))?;
+    convert(content, added).map_err(|fault| fault.locate(text))
 }
 
-fn convert(content: FileContent) -> Result<Config, Fault> {
-    let mut config = Config { tls: tls_options(&content)?, ..Config::default() };
-    let mut parser = Parser::new();
-    // Images, and whether their volume is writable.
-    let mut images: HashMap<PathBuf, (String, bool)> = HashMap::new();
+/// Parses the table of a volume that is added to `others`. `idle_timeout`: that of volumes without one.
+pub(crate) fn parse_volume(
+    name: &str,
+    text: &str,
+    idle_timeout: u64,
+    others: &VolumeConfigs,
+) -> Result<VolumeConfig, String> {
+    let keys: Keys = toml::from_str(text).map_err(|error| invalid(text, &error))?;
+    let mut volumes = Converter::new(others, idle_timeout);
+    volumes.add(name, 0..0, keys).map_err(|fault| fault.locate(text))
+}
+
+/// Returns the number of the line with this byte.
+fn line(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+fn invalid(text: &str, error: &toml::de::Error) -> String {
+    let start = error.span().map_or(0, |span| span.start);
+    format!("line {}: {}", line(text, start), error.message().replace('\n', " "))
+}
+
+fn convert(content: FileContent, added: &VolumeConfigs) -> Result<Config, Fault> {
+    let tls = tls_options(&content)?;
+    let idle_timeout = content.idle_timeout;
+    let mut config = Config { idle_timeout, tls, ..Config::default() };
+    // The file replaces the volumes that it has.
+    let in_file: HashSet<&str> = content.volumes.keys().map(|name| name.as_ref().as_str()).collect();
+    let kept: VolumeConfigs = added.iter().filter(|(name, _)| !in_file.contains(name.as_str())).map(owned).collect();
+    let mut volumes = Converter::new(&kept, idle_timeout);
     for (name, keys) in content.volumes {
         let at = name.span();
         let name = name.into_inner();
-        let key = format!("volumes.{name}");
-        if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
-            return Err(Fault::new(at, key, "a name has 1 to 255 bytes and no control characters"));
-        }
-        if config.volumes.len() == MAX_VOLUMES {
-            return Err(Fault::new(at, key, format!("a server has at most {MAX_VOLUMES} volumes")));
-        }
-        let volume = parser.volume(&key, &at, keys, content.idle_timeout)?;
-        let image = volume.opening.image.clone();
-        let image = std::fs::canonicalize(&image).unwrap_or(image);
-        let writable = !volume.opening.read_only;
-        if let Some((other, other_writable)) = images.get(&image).filter(|_| !image.as_os_str().is_empty()) {
-            if writable || *other_writable {
-                let text = format!("{} is the image of volume {other} too; only read-only volumes share one", {
-                    image.display()
-                });
-                return Err(Fault::new(at, format!("{key}.image"), text));
-            }
-        } else {
-            images.insert(image, (name.clone(), writable));
-        }
+        let volume = volumes.add(&name, at, keys)?;
         config.volumes.insert(name, volume);
     }
     if let Some(default) = content.default {
@@ -180,6 +203,55 @@ fn convert(content: FileContent) -> Result<Config, Fault> {
         config.default = Some(default.into_inner());
     }
     Ok(config)
+}
+
+fn owned((name, volume): (&String, &VolumeConfig)) -> (String, VolumeConfig) {
+    (name.clone(), volume.clone())
+}
+
+/// Converts volumes, which must not share images that one of them writes.
+struct Converter {
+    parser: Parser,
+    idle_timeout: u64,
+    /// Images, with their volume and whether it is writable.
+    images: HashMap<PathBuf, (String, bool)>,
+    count: usize,
+}
+
+impl Converter {
+    /// `others`: volumes that the server has already.
+    fn new(others: &VolumeConfigs, idle_timeout: u64) -> Self {
+        let mut images = HashMap::new();
+        for (name, volume) in others {
+            images.entry(volume.real_image.clone()).or_insert((name.clone(), !volume.opening.read_only));
+        }
+        Self { parser: Parser::new(), idle_timeout, images, count: others.len() }
+    }
+
+    fn add(&mut self, name: &str, at: Range<usize>, keys: Keys) -> Result<VolumeConfig, Fault> {
+        let key = format!("volumes.{name}");
+        if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
+            return Err(Fault::new(at, key, "a name has 1 to 255 bytes and no control characters"));
+        }
+        if self.count == MAX_VOLUMES {
+            return Err(Fault::new(at, key, format!("a server has at most {MAX_VOLUMES} volumes")));
+        }
+        let mut volume = self.parser.volume(&key, &at, keys, self.idle_timeout)?;
+        let image = volume.opening.image.clone();
+        volume.real_image = std::fs::canonicalize(&image).unwrap_or(image);
+        let (image, writable) = (&volume.real_image, !volume.opening.read_only);
+        if let Some((other, other_writable)) = self.images.get(image).filter(|_| !image.as_os_str().is_empty()) {
+            if writable || *other_writable {
+                let image = volume.opening.image.display();
+                let text = format!("{image} is the image of volume {other} too; only read-only volumes share one");
+                return Err(Fault::new(at, format!("{key}.image"), text));
+            }
+        } else {
+            self.images.insert(image.clone(), (name.to_owned(), writable));
+        }
+        self.count += 1;
+        Ok(volume)
+    }
 }
 
 fn tls_options(content: &FileContent) -> Result<Option<TlsOptions>, Fault> {
@@ -213,13 +285,7 @@ impl Parser {
         Ok(options)
     }
 
-    fn volume(
-        &mut self,
-        key: &str,
-        at: &Range<usize>,
-        keys: BTreeMap<Spanned<String>, Spanned<Value>>,
-        idle_timeout: u64,
-    ) -> Result<VolumeConfig, Fault> {
+    fn volume(&mut self, key: &str, at: &Range<usize>, keys: Keys, idle_timeout: u64) -> Result<VolumeConfig, Fault> {
         let opening = Opening {
             image: PathBuf::new(),
             words: Vec::new(),
@@ -227,8 +293,16 @@ impl Parser {
             key_timeout: Duration::from_secs(KEY_TIMEOUT),
             read_only: false,
         };
-        let limits = ExportLimits::default();
-        let mut volume = VolumeConfig { opening, limits, idle_timeout: None, listed: true, max_clients: 16 };
+        let mut limits = ExportLimits::default();
+        limits.in_flight = Some(MAX_IN_FLIGHT);
+        let mut volume = VolumeConfig {
+            opening,
+            real_image: PathBuf::new(),
+            limits,
+            idle_timeout: None,
+            listed: true,
+            max_clients: 16,
+        };
         let mut idle_timeout = idle_timeout;
         for (name, value) in keys {
             let (at, name) = (name.span(), name.into_inner());
@@ -303,6 +377,7 @@ fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value:
         "listed" => flag(value).map(|listed| volume.listed = listed),
         "max-operations" => number(value, 1).map(|rate| volume.limits.operations = Some(rate)),
         "max-bytes" => size(value).map(|rate| volume.limits.bytes = Some(rate)),
+        "max-in-flight" => size(value).map(|most| volume.limits.in_flight = Some(most)),
         "max-clients" => number(value, 1).map(|most| volume.max_clients = usize::try_from(most).unwrap_or(usize::MAX)),
         "read-only" => {
             volume.opening.read_only = flag(value).map_err(Wrong::Value)?;
@@ -365,14 +440,19 @@ mod tests {
     use super::*;
     use inlock_frontend::nbd::tls::TlsMode;
 
+    fn parse(text: &str) -> Result<Config, String> {
+        super::parse(text, &VolumeConfigs::new())
+    }
+
     #[test]
     fn file_reads_with_its_options() {
         let text = "idle-timeout = 5\ndefault = \"a\"\n[volumes.a]\nimage = \"/a\"\ntype = \"plain\"\nkey-file = \"/k\"\n\
-            max-bytes = \"1M\"\nmax-operations = 10\nengine = \"afalg\"\nengine-threshold = \"64K\"\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
+            max-bytes = \"1M\"\nmax-operations = 10\nmax-in-flight = \"2M\"\nengine = \"afalg\"\nengine-threshold = \"64K\"\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
             read-only = true\nlisted = false\nidle-timeout = 0\n";
         let config = parse(text).unwrap();
         let (a, b) = (&config.volumes["a"], &config.volumes["b"]);
         assert_eq!((a.limits.operations, a.limits.bytes), (Some(10), Some(1 << 20)));
+        assert_eq!((a.limits.in_flight, b.limits.in_flight), (Some(2 << 20), Some(64 << 20)));
         assert_eq!((a.idle_timeout, b.idle_timeout), (Some(Duration::from_secs(5)), None));
         assert_eq!((a.listed, b.listed, a.opening.read_only, b.opening.read_only), (true, false, false, true));
         assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
@@ -400,6 +480,7 @@ mod tests {
             (format!("{volume}read-only = 1\n"), "line 4, volumes.a.read-only: expected true or false"),
             (format!("{volume}max-operations = 0\n"), "line 4, volumes.a.max-operations: expected a number"),
             (format!("{volume}max-bytes = \"x\"\n"), "line 4, volumes.a.max-bytes: "),
+            (format!("{volume}max-in-flight = 0\n"), "line 4, volumes.a.max-in-flight: expected a number"),
             (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
             (format!("{volume}engine = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
             (
@@ -422,5 +503,35 @@ mod tests {
         }
         let shared = "[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\nread-only = true\n";
         assert!(parse(&format!("{shared}{}", shared.replace(".a", ".b"))).is_ok(), "read-only volumes share an image");
+    }
+
+    #[test]
+    fn added_volume_is_checked_like_one_of_the_file() {
+        let raw = |image: &str| format!("image = \"{image}\"\ntype = \"raw\"\n");
+        let file = format!("idle-timeout = 5\n[volumes.a]\n{}[volumes.r]\n{}read-only = true\n", raw("/a"), raw("/r"));
+        let Config { idle_timeout, volumes, .. } = parse(&file).unwrap();
+        let add = |name: &str, text: &str| parse_volume(name, text, idle_timeout, &volumes);
+        let b = add("b", &raw("/b")).unwrap();
+        assert_eq!(b.idle_timeout, Some(Duration::from_secs(5)));
+        let in_file = parse(&format!("idle-timeout = 5\n[volumes.b]\n{}", raw("/b"))).unwrap();
+        assert_eq!(in_file.volumes["b"], b);
+        assert!(add("b", &format!("{}read-only = true\n", raw("/r"))).is_ok(), "read-only volumes share an image");
+        for (name, text, expected) in [
+            ("b", raw("/a"), "line 1, volumes.b.image: /a is the image of volume a too"),
+            ("b", raw("/r"), "line 1, volumes.b.image: /r is the image"),
+            ("b", format!("{}colour = 1\n", raw("/b")), "line 3, volumes.b.colour: unknown key"),
+            ("b", format!("{}[x]\ny = 1\n", raw("/b")), "line 3, volumes.b.x: unknown key"),
+            ("b", "image = \n".to_owned(), "line 1: "),
+            ("", raw("/b"), "line 1, volumes.: a name has"),
+            ("b\n", raw("/b"), "line 1, volumes.b\n: a name has"),
+        ] {
+            let error = add(name, &text).unwrap_err();
+            assert!(error.starts_with(expected), "{text:?}: {error}");
+        }
+        // A file that is loaded again must agree with what was added, unless it has the volume itself.
+        let added = VolumeConfigs::from([("b".to_owned(), b)]);
+        let error = super::parse(&format!("[volumes.c]\n{}", raw("/b")), &added).map(|_| ()).unwrap_err();
+        assert!(error.starts_with("line 1, volumes.c.image: /b is the image of volume b"), "{error}");
+        super::parse(&format!("[volumes.b]\n{}", raw("/b")), &added).unwrap();
     }
 }

@@ -1,96 +1,97 @@
-//! Commands to a server of many volumes, on a socket of its owner: one JSON object a connection, and one in reply.
+//! Commands to a server of many volumes, on a socket of its owner: the lines and the thread of [`crate::control`].
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::volumes::Volumes;
-use crate::error::{CliError, Status, message_of};
-use crate::system::socket;
+use crate::control::client::{exchange, fields_of};
+use crate::control::listener::Listener;
+use crate::control::served::{Reply, guarded};
+use crate::control::server::{ControlThread, Controlled, fields};
+use crate::error::CliError;
+use crate::system::{pipe, socket};
 
-/// Maximum length of a request in bytes.
-const MAX_REQUEST: u64 = 64 << 10;
-/// Time in which a client has to send its request, and to take the reply.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// Commands that may run at the same time, one for each client.
+const MAX_CHANGES: usize = 32;
+/// Maximum length of the keys of a volume in bytes: the capacity of a pipe.
+const MAX_KEYS: usize = 65_536;
+/// Maximum length of a reply in bytes, with all volumes that a server may have.
+const MAX_REPLY: usize = 256 << 20;
+/// Timeout of a command. Closing waits for a volume that opens, and for clients that take their last replies.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The socket of a server. It is removed when this is dropped; the thread ends with the process.
-pub(crate) struct ControlSocket(PathBuf);
-
-impl ControlSocket {
-    /// Listens. A socket that no process listens on is replaced.
-    pub(crate) fn start(path: &Path, volumes: Arc<Volumes>) -> anyhow::Result<Self> {
-        let path = std::path::absolute(path)?;
-        let in_use = || CliError::AddressInUse { address: path.display().to_string() };
-        if let Ok(found) = std::fs::symlink_metadata(&path)
-            && (!found.file_type().is_socket() || socket::connect(&path).is_ok())
-        {
-            return Err(in_use().into());
-        }
-        let listener = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        listener.set_nonblocking(false)?;
-        let run = move || accept(&listener, &volumes);
-        std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
-        Ok(Self(path))
-    }
+/// Starts to serve commands and scrapers. Dropping the result ends that, and removes the sockets' paths.
+pub(crate) fn start(
+    path: Option<&Path>,
+    metrics: Option<Listener>,
+    volumes: Arc<Volumes>,
+) -> anyhow::Result<ControlThread> {
+    ControlThread::start(path.map(Listener::bind_unix).transpose()?, metrics, volumes)
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+impl Controlled for Volumes {
+    fn max_changes(&self) -> usize {
+        MAX_CHANGES
     }
-}
 
-/// Replies to one client after the other.
-fn accept(listener: &UnixListener, volumes: &Volumes) {
-    loop {
-        match listener.accept() {
-            // A client that has left needs no reply.
-            Ok((client, _)) => drop(serve(client, volumes)),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+    fn query(&self, command: &str, request: &Value) -> Option<Reply> {
+        let reply = |name: &str, value| Ok(Map::from_iter([(name.to_owned(), value?)]));
+        match command {
+            "list" => Some(reply("volumes", serde_json::to_value(self.list()))),
+            "stats" => Some(reply("samples", serde_json::to_value(self.samples()))),
+            "status" => {
+                let status = self.status(request["volume"].as_str().unwrap_or_default());
+                Some(status.and_then(|status| fields(&status)))
+            }
+            _ => None,
         }
     }
+
+    fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
+        guarded(command, || {
+            let name = request["volume"].as_str().unwrap_or_default();
+            let outcome = match command {
+                "reload" => self.reload()?,
+                "close" => self.close(name).map(|()| format!("{name} is closed"))?,
+                "add" => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
+                "remove" => self.remove(name, request["force"] == true).map(|()| format!("{name} is removed"))?,
+                _ => return Err(CliError::usage(format!("The server does not know the command '{command}'."))),
+            };
+            Ok(Map::from_iter([("outcome".to_owned(), outcome.into())]))
+        })
+    }
+
+    fn is_closing(&self, _command: &str, _request: &Value) -> bool {
+        false
+    }
+
+    fn metrics(&self) -> String {
+        Self::metrics(self)
+    }
 }
 
-fn serve(mut client: UnixStream, volumes: &Volumes) -> anyhow::Result<()> {
-    client.set_read_timeout(Some(TIMEOUT))?;
-    client.set_write_timeout(Some(TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new((&client).take(MAX_REQUEST)).read_line(&mut line)?;
-    let request: Value = serde_json::from_str(&line)?;
-    let volume = request["volume"].as_str().unwrap_or_default();
-    let reply = match request["command"].as_str() {
-        Some("list") => Ok(volumes.list()),
-        Some("reload") => volumes.reload().map(Value::String),
-        Some("close") => volumes.close(volume).map(|()| json!(format!("{volume} is closed"))),
-        _ => Err(CliError::usage("Unknown command.")),
-    };
-    let reply = match reply {
-        Ok(result) => json!({"result": result}),
-        Err(error) => json!({"error": message_of(&error).to_string()}),
-    };
-    client.write_all(format!("{reply}\n").as_bytes())?;
-    Ok(())
+/// Receives the keys of a volume.
+fn keys_of(pipe: Option<OwnedFd>) -> anyhow::Result<String> {
+    let Some(pipe) = pipe else { return Err(CliError::usage("The keys of the volume are missing.")) };
+    let text = pipe::read_text(&pipe, MAX_KEYS).context("cannot receive the keys of the volume")?;
+    String::from_utf8(text.to_vec()).context("the keys of the volume are not text")
 }
 
-/// Sends a command to a server, and returns the text of its reply.
-pub(crate) fn call(path: &Path, command: &str, volume: Option<&str>) -> anyhow::Result<String> {
+/// Sends a command to a server, with the keys of a volume if it has some, and returns its reply.
+pub(crate) fn call(path: &Path, request: &Value, keys: Option<&str>) -> anyhow::Result<Map<String, Value>> {
     let cannot = || format!("cannot reach a server at {}", path.display());
+    let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
     let mut server = socket::connect(&std::path::absolute(path)?).with_context(cannot)?;
-    server.write_all(format!("{}\n", json!({"command": command, "volume": volume})).as_bytes())?;
-    let mut reply = String::new();
-    server.read_to_string(&mut reply)?;
-    let mut reply: Value = serde_json::from_str(&reply).with_context(cannot)?;
-    if let Some(error) = reply["error"].as_str() {
-        return Err(CliError::Remote(error.to_owned(), None, Status::Wrong).into());
-    }
-    match reply["result"].take() {
-        Value::String(text) => Ok(text),
-        list => Ok(serde_json::to_string_pretty(&list)?),
-    }
+    let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(cannot)?;
+    fields_of(&line, path.display())
+}
+
+/// Returns a request with a command.
+pub(crate) fn request(command: &str, volume: Option<&str>) -> Value {
+    json!({"command": command, "volume": volume})
 }

@@ -3,4 +3,5 @@
 pub(crate) mod config;
 pub(crate) mod control;
 mod key_command;
+pub(crate) mod status;
 pub(crate) mod volumes;

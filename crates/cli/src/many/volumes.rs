@@ -2,20 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use anyhow::Context;
 use inlock_engine::Access;
 use inlock_frontend::nbd::exports::{Catalog, ExportServer, Lease, Unavailable};
 use inlock_frontend::nbd::server::ServerOptions;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
-use serde_json::{Map, Value, json};
 
-use super::config::{self, Config, Opening, VolumeConfig};
+use super::config::{self, Config, Opening, VolumeConfig, VolumeConfigs};
 use super::key_command;
-use crate::error::{CliError, message_of};
+use crate::control::engine::EngineInfo;
+use crate::control::info::RuntimeInfo;
+use crate::error::{CliError, Status, message_of};
 use crate::system::pipe;
 use crate::tls;
 use crate::ui::print::print_stderr;
@@ -40,34 +43,49 @@ pub(crate) struct Volumes {
     state: Mutex<State>,
     /// TLS for all clients, as the file had it first.
     tls: Option<(TlsOptions, Arc<TlsServer>)>,
-    /// Held while the file is loaded again.
-    reloading: Mutex<()>,
+    /// Held while volumes are added, and while the file is loaded again.
+    changing: Mutex<()>,
 }
 
 struct State {
     default: Option<String>,
+    /// In seconds, of volumes without one.
+    idle_timeout: u64,
     entries: BTreeMap<String, Arc<Entry>>,
 }
 
+/// A volume. Its lock is held for moments only, never while it opens or closes.
 struct Entry {
     name: String,
     waiting: AtomicUsize,
-    /// Whether clients see it in the list of exports, which must not wait for a volume that opens.
-    listed: AtomicBool,
-    slot: Mutex<Slot>,
+    state: Mutex<EntryState>,
+    /// The stage has changed.
+    changed: Condvar,
 }
 
-struct Slot {
-    config: VolumeConfig,
-    running: Option<Running>,
-    /// It was removed from the file, or the server stops.
-    is_removed: bool,
+pub(super) struct EntryState {
+    /// Configuration of the next opening; one that has begun with another compares when it ends.
+    pub(super) config: VolumeConfig,
+    pub(super) stage: Stage,
+    /// It was added by a command, and the file does not have it.
+    pub(super) is_added: bool,
+    /// It was removed, or the server stops.
+    pub(super) is_removed: bool,
+}
+
+pub(super) enum Stage {
+    Closed,
+    Opening,
+    Open(Box<Running>),
+    Closing,
 }
 
 /// An open volume.
-struct Running {
-    stores: LockedStores,
-    server: Arc<ExportServer>,
+pub(super) struct Running {
+    pub(super) stores: LockedStores,
+    pub(super) server: Arc<ExportServer>,
+    pub(super) info: Box<RuntimeInfo>,
+    pub(super) opened: Instant,
     idle_since: Option<Instant>,
 }
 
@@ -75,7 +93,7 @@ impl Volumes {
     /// Reads the file.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let file = std::path::absolute(file)?;
-        let Config { default, tls, volumes } = config::read(&file)?;
+        let Config { default, idle_timeout, tls, volumes } = config::read(&file, &VolumeConfigs::new())?;
         let tls = match tls {
             None => None,
             Some(options) => {
@@ -83,8 +101,9 @@ impl Volumes {
                 Some((options, server))
             }
         };
-        let entries = volumes.into_iter().map(Entry::new).collect();
-        Ok(Self { file, state: Mutex::new(State { default, entries }), tls, reloading: Mutex::default() })
+        let entries = volumes.into_iter().map(|(name, config)| (name.clone(), Entry::new(name, config, false)));
+        let state = State { default, idle_timeout, entries: entries.collect() };
+        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default() })
     }
 
     /// Returns the options of TLS.
@@ -102,47 +121,87 @@ impl Volumes {
         lock(&self.state).entries.len()
     }
 
-    /// Loads the file again. An invalid file changes nothing. Blocks until removed volumes are closed.
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        lock(&self.state).entries.values().cloned().collect()
+    }
+
+    /// Returns the configurations of the volumes that `choice` chooses.
+    fn configs(&self, choice: impl Fn(&EntryState) -> bool) -> VolumeConfigs {
+        let config = |entry: &Arc<Entry>| {
+            let state = lock(&entry.state);
+            choice(&state).then(|| (entry.name.clone(), state.config.clone()))
+        };
+        self.entries().iter().filter_map(config).collect()
+    }
+
+    /// Loads the file again. An invalid file changes nothing. Volumes that a command added stay, unless the file has
+    /// them now. Blocks until removed volumes are closed; one that is opening is closed when that ends.
     pub(crate) fn reload(&self) -> anyhow::Result<String> {
-        let _reloading = lock(&self.reloading);
-        let Config { default, tls, volumes } = config::read(&self.file)?;
+        let _changing = lock(&self.changing);
+        let added = self.configs(|state| state.is_added && !state.is_removed);
+        let Config { default, idle_timeout, tls, volumes } = config::read(&self.file, &added)?;
         self.reload_tls(tls.as_ref())?;
-        let (mut added, mut changed, mut to_close) = (0, 0, Vec::new());
+        let (mut new, mut changed) = (0, 0);
+        let (mut removed, mut to_close) = (Vec::new(), Vec::new());
         let mut state = lock(&self.state);
-        let names: Vec<_> = state.entries.keys().filter(|name| !volumes.contains_key(*name)).cloned().collect();
-        let removed: Vec<_> = names.iter().filter_map(|name| state.entries.remove(name)).collect();
+        state.entries.retain(|name, entry| {
+            let stays = volumes.contains_key(name) || added.contains_key(name) || lock(&entry.state).is_removed;
+            if !stays {
+                removed.push(Arc::clone(entry));
+            }
+            stays
+        });
         for (name, config) in volumes {
-            match state.entries.get(&name) {
-                None => {
-                    added += 1;
-                    let (name, entry) = Entry::new((name, config));
-                    state.entries.insert(name, entry);
+            match state.entries.get(&name).map(|entry| (entry, entry.configure(&config))) {
+                None | Some((_, Change::Removed)) => {
+                    new += 1;
+                    state.entries.insert(name.clone(), Entry::new(name, config, false));
                 }
-                Some(entry) => to_close.push((Arc::clone(entry), config)),
+                Some((_, Change::None)) => {}
+                Some((_, Change::Applied)) => changed += 1,
+                Some((entry, Change::ToClose)) => {
+                    changed += 1;
+                    to_close.push(Arc::clone(entry));
+                }
             }
         }
-        state.default = default;
+        (state.default, state.idle_timeout) = (default, idle_timeout);
         drop(state);
-        // Behind the lock of the state: a volume that opens holds its slot for long.
+        removed.iter().for_each(|entry| lock(&entry.state).is_removed = true);
         let count = removed.len();
-        close_all(&removed, true);
-        let mut restarted = Vec::new();
-        for (entry, config) in to_close {
-            let mut slot = lock(&entry.slot);
-            if slot.config == config {
-                continue;
-            }
-            changed += 1;
-            entry.listed.store(config.listed, Ordering::Relaxed);
-            if slot.config.opening != config.opening || slot.config.max_clients != config.max_clients {
-                restarted.push(Arc::clone(&entry));
-            } else if let Some(running) = &slot.running {
-                running.server.set_limits(config.limits);
-            }
-            slot.config = config;
+        to_close.extend(removed);
+        close_all(&to_close, IfOpening::Leave);
+        Ok(format!("{new} volumes added, {count} removed, {changed} changed"))
+    }
+
+    /// Adds a volume with these keys of a table. An error changes nothing.
+    pub(crate) fn add(&self, name: &str, keys: &str) -> anyhow::Result<()> {
+        let _changing = lock(&self.changing);
+        let others = self.configs(|_| true);
+        if others.contains_key(name) {
+            let hint = Some("choose another name, or remove the volume first".to_owned());
+            return Err(CliError::Remote(format!("Volume {name} already exists."), hint, Status::Busy).into());
         }
-        close_all(&restarted, false);
-        Ok(format!("{added} volumes added, {count} removed, {changed} changed"))
+        let idle_timeout = lock(&self.state).idle_timeout;
+        let config = config::parse_volume(name, keys, idle_timeout, &others).map_err(|error| {
+            CliError::refused(format!("Volume {name} is not added: {error}."), "correct the key; nothing has changed")
+        })?;
+        lock(&self.state).entries.insert(name.to_owned(), Entry::new(name.to_owned(), config, true));
+        Ok(())
+    }
+
+    /// Closes a volume for good, and forgets it. Refuses if it has clients, unless `force`. Blocks.
+    pub(crate) fn remove(&self, name: &str, force: bool) -> anyhow::Result<()> {
+        let entry = self.known(name)?;
+        entry.retire(force)?;
+        let closed = entry.close(IfOpening::Wait);
+        let mut state = lock(&self.state);
+        // Loading the file may have replaced it.
+        if state.entries.get(name).is_some_and(|found| Arc::ptr_eq(found, &entry)) {
+            state.entries.remove(name);
+        }
+        drop(state);
+        closed.with_context(|| format!("Volume {name} is removed, but its last writes may be lost"))
     }
 
     /// Reads the certificates again, for new clients.
@@ -160,13 +219,11 @@ impl Volumes {
 
     /// Closes volumes that have been idle for long enough, or whose workers have failed.
     pub(crate) fn close_idle(&self) {
-        let entries: Vec<_> = lock(&self.state).entries.values().cloned().collect();
         let now = Instant::now();
-        for entry in entries {
-            // A volume that is being opened is not idle.
-            let Ok(mut slot) = entry.slot.try_lock() else { continue };
-            let timeout = slot.config.idle_timeout;
-            let Some(running) = &mut slot.running else { continue };
+        for entry in self.entries() {
+            let mut state = lock(&entry.state);
+            let timeout = state.config.idle_timeout;
+            let Stage::Open(running) = &mut state.stage else { continue };
             if running.server.clients() > 0 {
                 running.idle_since = None;
             }
@@ -175,7 +232,8 @@ impl Volumes {
                 _ => now,
             };
             if !running.server.is_healthy() || timeout.is_some_and(|timeout| now - since >= timeout) {
-                slot.close(&entry.name);
+                // A failure was reported.
+                let _ = entry.end(state);
             }
         }
     }
@@ -183,20 +241,23 @@ impl Volumes {
     /// Closes all volumes for good, and returns whether all writes are on stable storage. Blocks.
     pub(crate) fn has_stopped_without_loss(&self) -> bool {
         let entries: Vec<_> = std::mem::take(&mut lock(&self.state).entries).into_values().collect();
-        close_all(&entries, true)
+        entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
+        close_all(&entries, IfOpening::Wait)
     }
 
     /// Closes an idle or busy volume; the next client opens it again.
     pub(crate) fn close(&self, name: &str) -> anyhow::Result<()> {
-        let entry = self.entry(name).ok_or_else(|| CliError::Inactive { name: name.to_owned() })?;
-        close_all(&[entry], false);
-        Ok(())
+        self.known(name)?.close(IfOpening::Wait)
     }
 
-    /// Describes all volumes.
-    pub(crate) fn list(&self) -> Value {
-        let entries: Vec<_> = lock(&self.state).entries.values().cloned().collect();
-        Value::Array(entries.iter().map(|entry| entry.describe()).collect())
+    /// Shows each volume to `look`.
+    pub(super) fn each(&self, mut look: impl FnMut(&str, &EntryState)) {
+        self.entries().iter().for_each(|entry| look(&entry.name, &lock(&entry.state)));
+    }
+
+    /// Returns what `look` makes of a volume.
+    pub(super) fn look<T>(&self, name: &str, look: impl FnOnce(&EntryState) -> T) -> anyhow::Result<T> {
+        Ok(look(&lock(&self.known(name)?.state)))
     }
 
     fn entry(&self, name: &str) -> Option<Arc<Entry>> {
@@ -204,19 +265,30 @@ impl Volumes {
         let name = if name.is_empty() { state.default.as_deref()? } else { name };
         state.entries.get(name).cloned()
     }
+
+    /// Returns the volume that a command names.
+    fn known(&self, name: &str) -> anyhow::Result<Arc<Entry>> {
+        let entry = self.entry(name).filter(|_| !name.is_empty());
+        entry.ok_or_else(|| CliError::Inactive { name: name.to_owned() }.into())
+    }
 }
 
-/// Closes volumes, several at a time: each may take as long as its clients have to receive their last replies.
-fn close_all(entries: &[Arc<Entry>], for_good: bool) -> bool {
-    let close = |entry: &Arc<Entry>| {
-        let mut slot = lock(&entry.slot);
-        slot.is_removed |= for_good;
-        slot.close(&entry.name)
-    };
+/// Treatment of a volume that is opening when it is to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IfOpening {
+    /// Blocks until it is open, and closes it.
+    Wait,
+    /// Leaves it to the thread that opens it, which finds it removed or changed.
+    Leave,
+}
+
+/// Closes volumes, several at a time: each may take as long as its clients have to receive their last replies. Returns
+/// whether all writes are on stable storage.
+fn close_all(entries: &[Arc<Entry>], opening: IfOpening) -> bool {
     let mut is_flushed = true;
     for some in entries.chunks(CLOSING_AT_ONCE) {
         std::thread::scope(|scope| {
-            let threads: Vec<_> = some.iter().map(|entry| scope.spawn(move || close(entry))).collect();
+            let threads: Vec<_> = some.iter().map(|entry| scope.spawn(move || entry.close(opening).is_ok())).collect();
             for thread in threads {
                 is_flushed &= thread.join().unwrap_or(false);
             }
@@ -225,61 +297,153 @@ fn close_all(entries: &[Arc<Entry>], for_good: bool) -> bool {
     is_flushed
 }
 
+/// Effect of a new configuration on a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    /// It holds now, for connected clients too.
+    Applied,
+    /// The volume has to be closed for it.
+    ToClose,
+    /// The volume is being removed; another one takes its place.
+    Removed,
+}
+
 impl Entry {
-    fn new((name, config): (String, VolumeConfig)) -> (String, Arc<Self>) {
-        let listed = AtomicBool::new(config.listed);
-        let slot = Mutex::new(Slot { config, running: None, is_removed: false });
-        (name.clone(), Arc::new(Self { name, waiting: AtomicUsize::new(0), listed, slot }))
+    fn new(name: String, config: VolumeConfig, is_added: bool) -> Arc<Self> {
+        let state = EntryState { config, stage: Stage::Closed, is_added, is_removed: false };
+        Arc::new(Self { name, waiting: AtomicUsize::new(0), state: Mutex::new(state), changed: Condvar::new() })
     }
 
+    /// Blocks until the stage changes.
+    fn wait<'a>(&self, state: MutexGuard<'a, EntryState>) -> MutexGuard<'a, EntryState> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the right to connect a client. Opens the volume first if it is closed. Blocks.
     fn lease(&self) -> Result<Lease, Unavailable> {
-        let mut slot = lock(&self.slot);
-        if slot.is_removed {
-            return Err(Unavailable::Unknown);
-        }
-        if slot.running.is_none() {
-            match Running::open(&self.name, &slot.config) {
-                Ok(running) => slot.running = Some(running),
-                Err(error) => {
-                    print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(&error)));
-                    return Err(Unavailable::Refused);
+        let mut state = lock(&self.state);
+        loop {
+            if state.is_removed {
+                return Err(Unavailable::Unknown);
+            }
+            match &mut state.stage {
+                Stage::Open(running) => {
+                    running.idle_since = None;
+                    return running.server.lease().ok_or(Unavailable::Refused);
                 }
+                Stage::Closed => state = self.open(state)?,
+                Stage::Opening | Stage::Closing => state = self.wait(state),
             }
         }
-        let running = slot.running.as_mut().ok_or(Unavailable::Refused)?;
-        running.idle_since = None;
-        running.server.lease().ok_or(Unavailable::Refused)
     }
 
-    fn describe(&self) -> Value {
-        let mut fields = Map::new();
-        fields.insert("name".to_owned(), json!(self.name));
-        // A volume that is being opened keeps its slot.
-        let Ok(slot) = self.slot.try_lock() else {
-            fields.insert("state".to_owned(), json!("opening"));
-            return Value::Object(fields);
+    /// Opens the volume, unless it is removed or gets other options meanwhile.
+    fn open<'a>(&'a self, mut state: MutexGuard<'a, EntryState>) -> Result<MutexGuard<'a, EntryState>, Unavailable> {
+        state.stage = Stage::Opening;
+        let config = state.config.clone();
+        drop(state);
+        let opened = caught(|| Running::open(&self.name, &config));
+        if let Err(error) = &opened {
+            print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
+        }
+        let mut state = lock(&self.state);
+        let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
+        let is_open = opened.is_ok();
+        match opened {
+            Ok(running) => {
+                running.server.set_limits(state.config.limits);
+                state.stage = Stage::Open(Box::new(running));
+                if !is_wanted {
+                    // A failure was reported.
+                    let _ = self.end(state);
+                    state = lock(&self.state);
+                }
+            }
+            Err(_) => state.stage = Stage::Closed,
+        }
+        self.changed.notify_all();
+        if is_open || !is_wanted { Ok(state) } else { Err(Unavailable::Refused) }
+    }
+
+    /// Takes over a configuration of the file.
+    fn configure(&self, config: &VolumeConfig) -> Change {
+        let mut state = lock(&self.state);
+        if state.is_removed {
+            return Change::Removed;
+        }
+        state.is_added = false;
+        if state.config == *config {
+            return Change::None;
+        }
+        let is_applicable = config.is_opened_like(&state.config);
+        state.config = config.clone();
+        match &state.stage {
+            _ if !is_applicable => return Change::ToClose,
+            Stage::Open(running) => running.server.set_limits(config.limits),
+            Stage::Closed | Stage::Opening | Stage::Closing => {}
+        }
+        Change::Applied
+    }
+
+    /// Takes no more clients. Refuses if there are some, unless `force`.
+    fn retire(&self, force: bool) -> anyhow::Result<()> {
+        let mut state = lock(&self.state);
+        if state.is_removed {
+            return Err(CliError::Inactive { name: self.name.clone() }.into());
+        }
+        let clients = match &state.stage {
+            Stage::Open(running) => running.server.clients(),
+            Stage::Opening => self.waiting.load(Ordering::Acquire).max(1),
+            Stage::Closed | Stage::Closing => 0,
         };
-        let state = if slot.running.is_some() { "open" } else { "closed" };
-        let clients = slot.running.as_ref().map_or(0, |running| running.server.clients());
-        fields.insert("state".to_owned(), json!(state));
-        fields.insert("clients".to_owned(), json!(clients));
-        fields.insert("max_operations".to_owned(), json!(slot.config.limits.operations));
-        fields.insert("max_bytes".to_owned(), json!(slot.config.limits.bytes));
-        Value::Object(fields)
+        if clients > 0 && !force {
+            let message = format!("Volume {} is in use by {clients} clients.", self.name);
+            let hint = Some("disconnect them first, or use --force".to_owned());
+            return Err(CliError::Remote(message, hint, Status::Busy).into());
+        }
+        state.is_removed = true;
+        Ok(())
+    }
+
+    /// Closes the volume. Blocks.
+    ///
+    /// # Errors
+    /// Writes may be lost. This was reported.
+    fn close(&self, opening: IfOpening) -> anyhow::Result<()> {
+        let mut state = lock(&self.state);
+        loop {
+            match (&state.stage, opening) {
+                (Stage::Closed, _) | (Stage::Opening, IfOpening::Leave) => return Ok(()),
+                (Stage::Open(_), _) => return self.end(state),
+                (Stage::Opening | Stage::Closing, _) => state = self.wait(state),
+            }
+        }
+    }
+
+    /// Closes the volume if it is open. Blocks, without the lock.
+    fn end(&self, mut state: MutexGuard<'_, EntryState>) -> anyhow::Result<()> {
+        let running = match std::mem::replace(&mut state.stage, Stage::Closing) {
+            Stage::Open(running) => running,
+            other => {
+                state.stage = other;
+                return Ok(());
+            }
+        };
+        drop(state);
+        let closed = caught(|| running.close());
+        if let Err(error) = &closed {
+            print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
+        }
+        lock(&self.state).stage = Stage::Closed;
+        self.changed.notify_all();
+        closed
     }
 }
 
-impl Slot {
-    /// Closes the volume: answers what was read, disconnects its clients, flushes, and wipes its keys. Returns whether
-    /// all writes are on stable storage.
-    fn close(&mut self, name: &str) -> bool {
-        let Some(Running { stores, server, .. }) = self.running.take() else { return true };
-        let closed = stores.check_writes(server.stop().map_err(Into::into));
-        if let Err(error) = &closed {
-            print_stderr(format_args!("inlock: volume {name}: {}", message_of(error)));
-        }
-        closed.is_ok()
-    }
+/// Returns what `run` does, or an error after a panic: others wait for the stage that follows.
+fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("a defect of the server")))
 }
 
 impl Running {
@@ -299,11 +463,13 @@ impl Running {
         if let Some(key) = &key {
             source.source.key.file = Some(KeyFile::Path(format!("/proc/self/fd/{}", key.as_raw_fd()).into()));
         }
-        let engine = source.engine.map(EngineArgs::start).transpose()?;
+        let engine_args = source.engine;
+        let engine = engine_args.map(EngineArgs::start).transpose()?;
         let mut unlocked = open(&source.source, !read_only, KeySource::User { stdin_taken: true })?;
         drop(key);
         unlocked.use_engine(engine);
         let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
+        let info = unlocked.info.clone();
         let stores = unlocked.into_device(source.io, access)?;
         let mut options = ServerOptions::default();
         options.export_name = name.to_owned();
@@ -312,15 +478,33 @@ impl Running {
         options.io = source.io;
         options.max_connections = config.max_clients;
         let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits)?);
-        Ok(Self { stores, server, idle_since: None })
+        let info = Box::new(RuntimeInfo {
+            via: "nbd".to_owned(),
+            engine: EngineInfo::of(engine_args),
+            ring: server.ring_name().to_owned(),
+            threads: options.threads,
+            ..RuntimeInfo::new(&name, info, &stores.device)
+        });
+        Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None })
+    }
+
+    /// Answers what was read, disconnects its clients, flushes, and wipes its keys.
+    ///
+    /// # Errors
+    /// Writes may be lost.
+    fn close(self: Box<Self>) -> anyhow::Result<()> {
+        let Self { stores, server, .. } = *self;
+        stores.check_writes(server.stop().map_err(Into::into))
     }
 }
 
 impl Catalog for Volumes {
     fn names(&self) -> Vec<String> {
-        let entries: Vec<_> = lock(&self.state).entries.values().cloned().collect();
-        let is_listed = |entry: &Entry| entry.listed.load(Ordering::Relaxed);
-        entries.iter().filter(|entry| is_listed(entry)).map(|entry| entry.name.clone()).collect()
+        let is_listed = |entry: &&Arc<Entry>| {
+            let state = lock(&entry.state);
+            state.config.listed && !state.is_removed
+        };
+        self.entries().iter().filter(is_listed).map(|entry| entry.name.clone()).collect()
     }
 
     fn open(&self, name: &str) -> Result<Lease, Unavailable> {

@@ -11,20 +11,25 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 /// A server, and the files of its test.
-struct Many {
-    dir: Dir,
-    child: Child,
-    nbd: PathBuf,
-    control: String,
+pub(crate) struct Many {
+    pub(crate) dir: Dir,
+    pub(crate) child: Child,
+    pub(crate) nbd: PathBuf,
+    pub(crate) control: String,
 }
 
 impl Many {
-    fn start(dir: Dir, config: &str) -> Self {
+    pub(crate) fn start(dir: Dir, config: &str) -> Self {
+        Self::start_with(dir, config, &[])
+    }
+
+    /// Starts a server with more options.
+    pub(crate) fn start_with(dir: Dir, config: &str, more: &[&str]) -> Self {
         let config = dir.file("volumes.toml", config.as_bytes());
         let (nbd, control) = (dir.path("nbd"), dir.name("control"));
         let address = format!("unix:{}", nbd.display());
         let mut command = inlock();
-        command.args(["serve", "--config", &config, "--nbd", &address, "--control", &control]);
+        command.args(["serve", "--config", &config, "--nbd", &address, "--control", &control]).args(more);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut uri = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
@@ -33,28 +38,30 @@ impl Many {
     }
 
     /// Connects to a volume.
-    fn client(&self, name: &str) -> Result<Connection, String> {
+    pub(crate) fn client(&self, name: &str) -> Result<Connection, String> {
         let mut client = Connection::haggle(&self.nbd, Duration::from_secs(300)).expect("a server");
         client.go(name.as_bytes()).map_err(|error| error.to_string())?;
         Ok(client)
     }
 
-    fn control(&self, words: &[&str]) -> String {
+    /// Runs a command, and returns its output. Lists are JSON.
+    pub(crate) fn control(&self, words: &[&str]) -> String {
+        let words = if words == ["list"] { &["list", "--json"] } else { words };
         call(["control", &self.control].iter().copied().chain(words.iter().copied())).works().text().to_owned()
     }
 
     /// Blocks until the list has this text.
-    fn wait_for(&self, text: &str) {
+    pub(crate) fn wait_for(&self, text: &str) {
         while !self.control(&["list"]).contains(text) {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn rewrite(&self, config: &str) {
+    pub(crate) fn rewrite(&self, config: &str) {
         self.dir.file("volumes.toml", config.as_bytes());
     }
 
-    fn stop(self) -> String {
+    pub(crate) fn stop(self) -> String {
         let (code, err) = stop(self.child, Signal::TERM);
         assert_eq!(code, Some(0), "{err}");
         assert!(!self.nbd.exists() && !self.dir.path("control").exists(), "a socket stays");
@@ -62,7 +69,7 @@ impl Many {
     }
 }
 
-fn volume(name: &str, image: &str, rest: &str) -> String {
+pub(crate) fn volume(name: &str, image: &str, rest: &str) -> String {
     format!("[volumes.{name}]\nimage = \"{image}\"\n{rest}\n")
 }
 

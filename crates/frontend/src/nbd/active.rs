@@ -10,7 +10,7 @@ use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
 use super::protocol::{Export, NbdError, command, command_flag};
-use super::throttle::Throttle;
+use super::throttle::{Blocked, Charge, Throttle};
 use super::transmission::{Command, Head, extent_len};
 use super::zeroing::zeroing;
 use inlock_engine::buffer::HEADROOM;
@@ -19,6 +19,7 @@ use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
 use inlock_engine::{Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError, Zeroing};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
@@ -52,21 +53,24 @@ pub(super) struct Turn<'a> {
     /// The server stops: no more commands are read.
     pub(super) is_draining: bool,
     /// Limits of the export.
-    pub(super) throttle: Option<&'a Throttle>,
+    pub(super) throttle: Option<&'a Arc<Throttle>>,
 }
 
 impl Turn<'_> {
-    /// Whether no request may begin now, since the export is at its limit.
-    pub(super) fn is_throttled(&self) -> bool {
-        self.throttle.is_some_and(|throttle| throttle.blocked_until(self.now).is_some())
+    /// Returns why no request may begin now, if the export is at a limit.
+    pub(super) fn hold(&self) -> Option<Blocked> {
+        self.throttle.and_then(|throttle| throttle.hold(self.now))
     }
 
     /// Charges a request that begins.
-    pub(super) fn charge(&self, command: &Command) {
-        if let Some(throttle) = self.throttle {
-            let bytes = if matches!(command.kind, command::READ | command::WRITE) { command.len } else { 0 };
-            throttle.charge(bytes, self.now);
-        }
+    fn charge(&self, command: &Command) -> Option<Charge> {
+        let (moved, in_flight) = match command.kind {
+            command::READ | command::WRITE => (command.len, command.len),
+            // One piece at a time.
+            command::WRITE_ZEROES => (0, command.len.min(BufferPool::LARGEST_PIECE as u64)),
+            _ => (0, 0),
+        };
+        self.throttle.map(|throttle| throttle.begin(moved, in_flight, self.now))
     }
 }
 
@@ -89,6 +93,8 @@ struct ActiveRequest {
     outstanding: u32,
     /// First failure of a piece.
     error: Option<NbdError>,
+    /// Among the bytes in flight of the export.
+    charge: Option<Charge>,
 }
 
 impl ActiveRequest {
@@ -253,9 +259,10 @@ impl ActiveTable {
     }
 
     /// Adds a request that was accepted, and returns its number.
-    pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>) -> u32 {
+    pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>, turn: &Turn<'_>) -> u32 {
         owner.output.unanswered += 1;
-        let request = ActiveRequest { session: owner.session, command, begun: 0, outstanding: 0, error: None };
+        let (session, charge) = (owner.session, turn.charge(&command));
+        let request = ActiveRequest { session, command, begun: 0, outstanding: 0, error: None, charge };
         let id = self.free.pop().unwrap_or_else(|| {
             self.requests.push(None);
             (self.requests.len() - 1) as u32
@@ -541,7 +548,8 @@ impl ActiveTable {
         let is_long = range.len() >= LONG_REPLY;
         let range = start..HEADROOM + range.end;
         let is_unfinished = !is_last && style == ReplyStyle::Simple;
-        owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished });
+        let charge = self.request_mut(id).charge.take_if(|_| is_last);
+        owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished, charge });
         if is_last {
             self.remove(id, owner.output);
         }
@@ -573,7 +581,8 @@ impl ActiveTable {
                 let head = Head::block_status(&command, owner.style, count);
                 let start = buffer.put_header(0, head.bytes());
                 let range = start..HEADROOM + count * extent_len(owner.style);
-                owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished: false });
+                let charge = None;
+                owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished: false, charge });
                 self.remove(id, owner.output);
             }
             Err(error) => {

@@ -9,7 +9,7 @@ use super::protocol::Export;
 use super::relay::{RelayGuard, Relays};
 use super::server::{ServerError, ServerOptions, Workers, describe};
 use super::session::CountGuard;
-use super::throttle::{ExportLimits, Throttle};
+use super::throttle::{ExportLimits, SharedLimits, Throttle, ThrottleStats};
 use inlock_engine::worker::Mailbox;
 use inlock_engine::{Device, Offload};
 use std::os::fd::OwnedFd;
@@ -77,7 +77,8 @@ impl Dispatcher {
 pub struct ExportServer {
     dispatcher: Arc<Dispatcher>,
     workers: Mutex<Workers>,
-    throttle: Arc<Throttle>,
+    limits: Arc<SharedLimits>,
+    throttles: Vec<Arc<Throttle>>,
 }
 
 impl ExportServer {
@@ -89,15 +90,17 @@ impl ExportServer {
         let pool: Option<Arc<Offload>> = Offload::start(&device, &options.offload)?;
         let export = Arc::new(describe(&device, options));
         let live = Arc::new(AtomicUsize::new(0));
-        let throttle = Arc::new(Throttle::new(limits, Instant::now()));
+        let threads = options.threads.max(1);
+        let limits = SharedLimits::new(limits, threads, Instant::now());
+        let throttles: Vec<_> = (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect();
         let mut workers = Workers::default();
-        for number in 0..options.threads.max(1) {
+        for (number, throttle) in throttles.iter().enumerate() {
             let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
-            let frontend = frontend.with_throttle(Arc::clone(&throttle));
+            let frontend = frontend.with_throttle(Arc::clone(throttle));
             workers.add(number, (&device, SHARE), frontend, &pool, options)?;
         }
         let dispatcher = Dispatcher::new(device, options.clone(), &workers, live, Arc::default());
-        Ok(Self { dispatcher, workers: Mutex::new(workers), throttle })
+        Ok(Self { dispatcher, workers: Mutex::new(workers), limits, throttles })
     }
 
     /// Returns the right to connect a client. `None`: the export has its maximum number of clients.
@@ -115,9 +118,23 @@ impl ExportServer {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner).is_healthy()
     }
 
-    /// Changes the limits, from the next request on.
+    /// Returns the I/O backend of the workers.
+    pub fn ring_name(&self) -> &'static str {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner).ring_name
+    }
+
+    /// Changes the limits, from the next request on. A client that waits for a limit notices within half a second.
     pub fn set_limits(&self, limits: ExportLimits) {
-        self.throttle.set(limits, Instant::now());
+        self.limits.set(limits, Instant::now());
+    }
+
+    /// Returns the effect of the limits so far.
+    pub fn throttle_stats(&self) -> ThrottleStats {
+        let now = Instant::now();
+        self.throttles.iter().map(|throttle| throttle.stats(now)).fold(ThrottleStats::default(), |sum, one| {
+            let (in_flight, throttled) = (sum.in_flight + one.in_flight, sum.throttled + one.throttled);
+            ThrottleStats { in_flight, throttled }
+        })
     }
 
     /// Answers the requests that were read, disconnects the clients, and puts everything that was written on stable

@@ -10,7 +10,7 @@ use super::active::{ActiveTable, After, QUANTUM, Turn};
 use super::handshake::Negotiated;
 use super::protocol::{Export, transmission_flag};
 use super::session::{CountGuard, Next, Receive, Session, Target};
-use super::throttle::Throttle;
+use super::throttle::{Blocked, Throttle};
 use inlock_engine::Access;
 use inlock_engine::Errno;
 use inlock_engine::ring::{self, Completion, FileId, Returned, Token, Wait};
@@ -113,6 +113,8 @@ pub(super) struct NbdFrontend {
     drain_until: Option<Instant>,
     /// Limits of the export.
     throttle: Option<Arc<Throttle>>,
+    /// A connection of the turn queue waits for a limit of the export.
+    is_throttled: bool,
 }
 
 impl NbdFrontend {
@@ -135,6 +137,7 @@ impl NbdFrontend {
             next_scan: now,
             drain_until: None,
             throttle: None,
+            is_throttled: false,
         }
     }
 
@@ -229,6 +232,10 @@ impl NbdFrontend {
                 cx.ring.submit(*file, operation, Token(kind | u64::from(index)));
             }
             Next::Queue => self.queue_for_turn(index),
+            Next::Throttled => {
+                self.is_throttled = true;
+                self.queue_for_turn(index);
+            }
             Next::Disconnect => return self.drop_connection(cx, index),
             Next::Again | Next::Wait => {}
         }
@@ -247,6 +254,7 @@ impl NbdFrontend {
     /// whether some have more to begin that waits for the next turn only.
     fn serve_queue(&mut self, cx: &mut Context<'_>) -> bool {
         self.active.begin_turn();
+        self.is_throttled = false;
         let mut is_ready = false;
         let mut spent = 0;
         for _ in 0..self.turn_queue.len() {
@@ -419,7 +427,7 @@ fn lend<'a>(
     is_draining: bool,
 ) -> Turn<'a> {
     let Context { pool, device, mapping, requests, .. } = cx;
-    Turn { pool, device, mapping, requests, export, number, now, is_draining, throttle: throttle.as_deref() }
+    Turn { pool, device, mapping, requests, export, number, now, is_draining, throttle: throttle.as_ref() }
 }
 
 /// Returns transmission flags with SEND_TRIM as access rights have it.
@@ -519,10 +527,13 @@ impl Frontend for NbdFrontend {
         if in_handshake || !self.turn_queue.is_empty() || self.drain_until.is_some() {
             wait = Wait::Until(self.next_scan - self.now);
         }
-        if !self.turn_queue.is_empty()
-            && let Some(until) = self.throttle.as_ref().and_then(|throttle| throttle.blocked_until(self.now))
-        {
-            wait = Wait::Until(until.min(self.next_scan) - self.now);
+        if let Some(throttle) = self.throttle.as_ref().filter(|_| self.is_throttled) {
+            match throttle.blocked(self.now) {
+                None => wait = Wait::No,
+                Some(Blocked::Until(until)) => wait = Wait::Until(until.min(self.next_scan) - self.now),
+                // A request that ends wakes the worker. A new limit is noticed with the next scan.
+                Some(Blocked::InFlight) => {}
+            }
         }
         if is_ready {
             wait = Wait::No;

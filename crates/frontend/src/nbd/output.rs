@@ -1,6 +1,7 @@
 //! Replies of one session: what is queued, in which order it leaves, and what the session still owes.
 
 use super::memory::Memory;
+use super::throttle::Charge;
 use super::transmission::Head;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::ring::{MAX_OUTGOING, Outgoing};
@@ -26,6 +27,8 @@ pub(super) struct OutgoingChunk {
     pub(super) request: u32,
     /// More of the same simple reply follows, so nothing else may leave in between.
     pub(super) is_unfinished: bool,
+    /// With the last chunk of a reply: among the bytes in flight of the export until it has left.
+    pub(super) charge: Option<Charge>,
 }
 
 /// Replies of one session.
@@ -45,6 +48,8 @@ pub(super) struct Output {
     staging: Option<Buffer>,
     /// Empty list for the next send.
     parts: Outgoing,
+    /// Of the chunks in the send in flight.
+    charges: Vec<Charge>,
     /// Start of the send in flight.
     sending_since: Option<Instant>,
 }
@@ -63,6 +68,7 @@ impl Output {
             unanswered: 0,
             staging: Some(Buffer::new(STAGING_LEN)),
             parts: Vec::with_capacity(MAX_OUTGOING),
+            charges: Vec::with_capacity(MAX_OUTGOING),
             sending_since: None,
         }
     }
@@ -135,6 +141,7 @@ impl Output {
             self.chunks_first = self.chunks_first.saturating_sub(1);
             self.exclusive = chunk.is_unfinished.then_some(chunk.request);
             bytes += chunk.range.len();
+            self.charges.extend(chunk.charge);
             parts.push((chunk.buffer, chunk.range));
         }
         if self.chunks.is_empty() {
@@ -152,6 +159,7 @@ impl Output {
     /// Takes back what a send has sent, and returns the buffers of chunks to where they came from.
     pub(super) fn on_sent(&mut self, mut parts: Outgoing, memory: &mut Memory, pool: &mut BufferPool) {
         self.sending_since = None;
+        self.charges.clear();
         for (buffer, _) in parts.drain(..) {
             // Small replies are the first part of the send that has them.
             if self.staging.is_none() {
@@ -180,7 +188,13 @@ mod tests {
     fn queue_chunk(output: &mut Output, byte: u8, request: u32, is_unfinished: bool) {
         let mut buffer = Buffer::new(4096);
         buffer.data_mut()[0] = byte;
-        output.queue_chunk(OutgoingChunk { buffer, range: HEADROOM..HEADROOM + 1, request, is_unfinished });
+        output.queue_chunk(OutgoingChunk {
+            buffer,
+            range: HEADROOM..HEADROOM + 1,
+            request,
+            is_unfinished,
+            charge: None,
+        });
     }
 
     fn queue_reply(output: &mut Output) {
@@ -258,7 +272,7 @@ mod tests {
             let mut buffer = Buffer::new(MAX_SEND);
             buffer.data_mut()[0] = request as u8;
             let range = HEADROOM..HEADROOM + MAX_SEND;
-            output.queue_chunk(OutgoingChunk { buffer, range, request, is_unfinished: false });
+            output.queue_chunk(OutgoingChunk { buffer, range, request, is_unfinished: false, charge: None });
         }
         output.send_chunks_first(2);
         queue_reply(&mut output);
@@ -283,7 +297,13 @@ mod tests {
         let mut output = Output::new();
         let queue = |output: &mut Output, request| {
             let buffer = Buffer::new(MAX_SEND / 2);
-            output.queue_chunk(OutgoingChunk { buffer, range: 0..MAX_SEND / 2, request, is_unfinished: false });
+            output.queue_chunk(OutgoingChunk {
+                buffer,
+                range: 0..MAX_SEND / 2,
+                request,
+                is_unfinished: false,
+                charge: None,
+            });
         };
         (0..3).for_each(|request| queue(&mut output, request));
         assert_eq!(sent(&mut output).len(), 2);
@@ -293,7 +313,8 @@ mod tests {
         // Small replies count too.
         queue_reply(&mut output);
         for range in [0..MAX_SEND - 16, 0..1] {
-            let chunk = OutgoingChunk { buffer: Buffer::new(MAX_SEND), range, request: 1, is_unfinished: false };
+            let chunk =
+                OutgoingChunk { buffer: Buffer::new(MAX_SEND), range, request: 1, is_unfinished: false, charge: None };
             output.queue_chunk(chunk);
         }
         assert_eq!(sent(&mut output).len(), 2);

@@ -183,7 +183,7 @@ impl Greeters {
 pub(super) struct Workers {
     threads: Vec<JoinHandle<io::Result<()>>>,
     pub(super) mailboxes: Vec<Arc<Mailbox<Message>>>,
-    ring_name: &'static str,
+    pub(super) ring_name: &'static str,
 }
 
 impl Workers {

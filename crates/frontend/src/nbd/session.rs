@@ -9,6 +9,7 @@ use super::handshake::{Handshake, Negotiated, Step};
 use super::memory::Memory;
 use super::output::Output;
 use super::protocol::command;
+use super::throttle::Blocked;
 use super::transmission::{Command, Head};
 use inlock_engine::{Buffer, BufferPool};
 use std::collections::VecDeque;
@@ -155,6 +156,8 @@ pub(super) enum Next {
     Wait,
     /// Nothing more in this turn, though there may be input.
     Queue,
+    /// Nothing more in this turn, since the export is at a limit.
+    Throttled,
     /// The client violated the protocol: the connection ends.
     Disconnect,
 }
@@ -172,6 +175,8 @@ pub(super) struct Session {
     waiting: VecDeque<u32>,
     /// Number of a turn, and the cost of what began in it.
     spent: (u64, u64),
+    /// Since when no header has been read because of bytes in flight.
+    held_since: Option<Instant>,
 }
 
 impl Session {
@@ -198,6 +203,7 @@ impl Session {
             memory: Memory::new(pool),
             waiting: VecDeque::with_capacity(Output::MAX_UNANSWERED),
             spent: (0, 0),
+            held_since: None,
         }
     }
 
@@ -273,8 +279,12 @@ impl Session {
         if self.is_spent(turn.number) || !active.has_room(self.output.unanswered) {
             return Next::Queue;
         }
-        if turn.is_throttled() {
-            return Next::Queue;
+        // A client that has sent nothing waits for nothing.
+        let held = if self.inbox.unread().is_empty() { None } else { turn.hold() };
+        let is_in_flight = held == Some(Blocked::InFlight);
+        self.held_since = is_in_flight.then(|| self.held_since.unwrap_or(turn.now));
+        if held.is_some() {
+            return Next::Throttled;
         }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
             Err(_) => {
@@ -298,8 +308,7 @@ impl Session {
             Verdict::Empty => self.reply(&command, Head::done(&command, style)),
             Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),
             Verdict::Accepted => {
-                turn.charge(&command);
-                let id = active.insert(command, &mut self.owner());
+                let id = active.insert(command, &mut self.owner(), turn);
                 if command.kind == command::WRITE {
                     self.begin_payload(id, active, turn);
                 } else {
@@ -529,9 +538,11 @@ impl Session {
         if self.spent.0 == turn { self.spent.1 } else { 0 }
     }
 
-    /// Returns the time since which the pool has had no buffer for the session, if that still lasts.
+    /// Returns the time since which the session has waited for others: the pool has no buffer, or the export has its
+    /// maximum of bytes in flight.
     pub(super) fn blocked_since(&self, now: Instant) -> Option<Instant> {
-        self.memory.blocked_since(now)
+        let held_since = self.held_since.filter(|_| matches!(self.input, Input::Header));
+        self.memory.blocked_since(now).into_iter().chain(held_since).min()
     }
 
     /// Returns the time since which the client has owed what frees the memory that the session holds: taking replies,

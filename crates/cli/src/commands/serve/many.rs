@@ -14,8 +14,9 @@ use super::captive::uri;
 use super::{address_of, cannot_serve, captive_address, certificates_of};
 use crate::args::options::Options;
 use crate::control::background;
+use crate::control::listener::Listener;
 use crate::error::CliError;
-use crate::many::control::ControlSocket;
+use crate::many::control;
 use crate::many::volumes::Volumes;
 use crate::system::signals::{self, Caught};
 use crate::ui::print::{print, print_stderr, report};
@@ -31,6 +32,7 @@ pub(super) struct ManyArgs {
     config: PathBuf,
     listen: Listen,
     control: Option<PathBuf>,
+    metrics: Option<Listen>,
     insecure: bool,
 }
 
@@ -46,7 +48,6 @@ impl ManyArgs {
             (options.allow_discards, "--allow-discards"),
             (options.export_name.is_some(), "--export-name"),
             (options.name.is_some(), "--name"),
-            (options.metrics.is_some(), "--metrics"),
             (options.background, "--background"),
             (options.run.is_some(), "--run"),
             (options.threads.is_some(), "--threads"),
@@ -65,7 +66,8 @@ impl ManyArgs {
         let listen = options.nbd.clone();
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;
-        Ok(Self { config, listen, control: options.control.clone(), insecure: options.insecure })
+        let (control, metrics) = (options.control.clone(), options.metrics.clone());
+        Ok(Self { config, listen, control, metrics, insecure: options.insecure })
     }
 }
 
@@ -78,7 +80,8 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     descriptors::raise_limit(DESCRIPTORS);
     background::protect_io();
     let caught = signals::catch()?;
-    let control = args.control.as_deref().map(|path| ControlSocket::start(path, Arc::clone(&volumes))).transpose()?;
+    let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
+    let control = control::start(args.control.as_deref(), metrics, Arc::clone(&volumes))?;
     let listener = ExportListener::start(&listen, volumes.clone(), Limits::default(), tls).map_err(cannot_serve)?;
     let uri = uri(&captive_address(listener.listen()), "", certificates_of(volumes.tls_options()));
     let _ = print(format_args!("{uri}\n"));

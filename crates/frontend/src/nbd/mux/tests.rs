@@ -3,6 +3,7 @@
 use super::*;
 use crate::nbd::handshake::option_bytes;
 use crate::nbd::protocol::{REQUEST_MAGIC, command, option};
+use crate::nbd::throttle::{ExportLimits, SharedLimits};
 use inlock_engine::buffer::BufferClass;
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
@@ -72,6 +73,11 @@ impl Fixture {
     }
 
     fn with_limits(limits: Limits) -> Self {
+        Self::throttled(limits, None)
+    }
+
+    /// A server whose export has limits.
+    fn throttled(limits: Limits, throttle: Option<Arc<Throttle>>) -> Self {
         let store = Arc::new(MemoryStore::new(vec![0; DEVICE_LEN as usize]));
         let device = Arc::new(Device::raw(store, Access::default()));
         let pool = BufferPool::new(&[BufferClass { capacity: 64 << 10, count: 64 }]);
@@ -83,7 +89,7 @@ impl Fixture {
             flags: 1,
             preferred_block: 4096,
         };
-        let nbd = NbdFrontend::new(Arc::new(export), Arc::default(), limits);
+        let nbd = NbdFrontend { throttle, ..NbdFrontend::new(Arc::new(export), Arc::default(), limits) };
         let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
         let worker = Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), pool, watched);
         Self { mailbox: worker.mailbox(), device, worker }
@@ -287,6 +293,50 @@ fn client_that_holds_memory_and_takes_no_replies_is_dropped_while_another_waits(
     assert_eq!(fixture.clients_left(1), 2, "no other waits");
     clients[1].command(command::READ, READ_LEN);
     assert!(fixture.clients_left(0) < 2);
+}
+
+/// Returns limits of bytes in flight.
+fn in_flight(bytes: u64) -> (Arc<SharedLimits>, Arc<Throttle>) {
+    let limits = ExportLimits { in_flight: Some(bytes), ..ExportLimits::default() };
+    let shared = SharedLimits::new(limits, 1, Instant::now());
+    let throttle = Throttle::new(&shared, Instant::now());
+    (shared, throttle)
+}
+
+#[test]
+fn client_that_holds_bytes_in_flight_and_takes_no_replies_is_dropped_while_another_waits() {
+    let (_, throttle) = in_flight(1);
+    let limits = Limits { stall: SHORT, ..Limits::default() };
+    let mut fixture = Fixture::throttled(limits, Some(Arc::clone(&throttle)));
+    let mut clients = [(); 3].map(|()| fixture.connected());
+    clients[0].command(command::READ, READ_LEN);
+    assert_eq!(fixture.clients_left(2), 3, "no other waits");
+    // A client with nothing to read does not wait, and one that waits is served then.
+    clients[1].command(command::READ, 4096);
+    assert_eq!(fixture.clients_left(2), 2);
+    fixture.run_until(&mut [&mut clients[1]], REPLY_LEN + 4096);
+    while throttle.stats(Instant::now()).in_flight > 0 {
+        fixture.turn();
+    }
+}
+
+#[test]
+fn turn_after_the_limit_is_not_waited_for() {
+    let (shared, throttle) = in_flight(1);
+    let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
+    let mut clients = [(); 2].map(|()| fixture.connected());
+    clients[0].command(command::READ, READ_LEN);
+    clients[1].command(command::READ, 4096);
+    while !fixture.nbd().is_throttled {
+        fixture.turn();
+    }
+    assert!(matches!(fixture.worker.front().wait, Wait::Until(limit) if limit <= SCAN), "nothing else would wake it");
+    // The limit changes between the look at it and the end of the turn: the next turn comes at once.
+    shared.set(ExportLimits::default(), Instant::now());
+    fixture.turn();
+    let [_, second] = &mut clients;
+    fixture.run_until(&mut [second], REPLY_LEN + 4096);
+    assert!(!fixture.nbd().is_throttled);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::nbd::active::After;
 use crate::nbd::handshake::ReplyStyle;
 use crate::nbd::protocol::{Export, INIT_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, command, option};
+use crate::nbd::throttle::{ExportLimits, SharedLimits, Throttle};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::Errno;
 use inlock_engine::buffer::BufferClass;
@@ -13,6 +14,7 @@ use inlock_engine::worker::{Finished, Request};
 use inlock_engine::{Access, Device, Mapping, RequestError};
 
 mod failures;
+mod held;
 mod waiting;
 
 const DEVICE_LEN: u64 = 4 << 20;
@@ -46,6 +48,7 @@ struct Fixture {
     handshakes: Arc<AtomicUsize>,
     turn: u64,
     is_draining: bool,
+    throttle: Option<Arc<Throttle>>,
 }
 
 impl Fixture {
@@ -81,6 +84,7 @@ impl Fixture {
             handshakes,
             turn: 1,
             is_draining: false,
+            throttle: None,
         }
     }
 
@@ -122,7 +126,7 @@ impl Fixture {
             number: self.turn,
             now: Instant::now(),
             is_draining: self.is_draining,
-            throttle: None,
+            throttle: self.throttle.as_ref(),
         };
         f(&mut self.session, &mut self.active, &mut turn)
     }

@@ -1,0 +1,80 @@
+//! Listening sockets of the control thread: for commands, and for scrapers of metrics.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::error::CliError;
+use crate::system::socket;
+use crate::values::{Listen, resolve};
+
+/// A listening socket. Its path is removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub socket: OwnedFd,
+    /// Address as on the command line, with the actual port.
+    pub address: String,
+    path: Option<PathBuf>,
+}
+
+impl Listener {
+    /// Takes a socket whose path another owner removes.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, address: String::new(), path: None }
+    }
+
+    /// Listens for scrapers, on loopback addresses only unless `insecure`.
+    pub(crate) fn bind(at: &Listen, insecure: bool) -> anyhow::Result<Self> {
+        match at {
+            Listen::Unix(path) => Self::bind_unix(path),
+            Listen::Tcp { host, port } => {
+                let address = resolve(host, *port)?;
+                check_tcp(address, insecure)?;
+                let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
+                    std::io::ErrorKind::AddrInUse => CliError::AddressInUse { address: address.to_string() }.into(),
+                    _ => anyhow::Error::from(error).context(format!("cannot listen on {address}")),
+                })?;
+                listener.set_nonblocking(true)?;
+                let address = format!("tcp:{}", listener.local_addr()?);
+                Ok(Self { socket: listener.into(), address, path: None })
+            }
+        }
+    }
+
+    /// Listens at a path, which only its owner can use. A socket that no process listens on is replaced.
+    pub(crate) fn bind_unix(path: &Path) -> anyhow::Result<Self> {
+        let path = &std::path::absolute(path)?;
+        let shown = path.display();
+        if let Ok(found) = std::fs::symlink_metadata(path) {
+            let dead = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
+            if !found.file_type().is_socket() || !socket::connect(path).is_err_and(dead) {
+                return Err(CliError::AddressInUse { address: shown.to_string() }.into());
+            }
+        }
+        let listener = socket::listen(path).with_context(|| format!("cannot listen on {shown}"))?;
+        Ok(Self { socket: listener.into(), address: format!("unix:{shown}"), path: Some(path.to_owned()) })
+    }
+}
+
+/// Refuses an address that is not loopback. Metrics tell when and how much a volume is used, and nothing of its
+/// contents: users of this machine may read them.
+fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
+    if address.ip().is_loopback() || insecure {
+        return Ok(());
+    }
+    Err(CliError::refused(
+        format!("Address {address} is not loopback, and metrics are unencrypted."),
+        "use tcp:localhost:PORT or unix:PATH, or allow it with --insecure",
+    ))
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
