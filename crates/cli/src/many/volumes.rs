@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use inlock_engine::Access;
 use inlock_frontend::nbd::exports::{Catalog, ExportServer, Lease, Unavailable};
+use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::server::ServerOptions;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
 use serde_json::{Map, Value, json};
@@ -42,6 +43,8 @@ pub(crate) struct Volumes {
     tls: Option<(TlsOptions, Arc<TlsServer>)>,
     /// Held while the file is loaded again.
     reloading: Mutex<()>,
+    /// Clients at rest.
+    parking: Parking,
 }
 
 struct State {
@@ -84,7 +87,13 @@ impl Volumes {
             }
         };
         let entries = volumes.into_iter().map(Entry::new).collect();
-        Ok(Self { file, state: Mutex::new(State { default, entries }), tls, reloading: Mutex::default() })
+        Ok(Self {
+            file,
+            state: Mutex::new(State { default, entries }),
+            tls,
+            reloading: Mutex::default(),
+            parking: Parking::start()?,
+        })
     }
 
     /// Returns the options of TLS.
@@ -232,13 +241,13 @@ impl Entry {
         (name.clone(), Arc::new(Self { name, waiting: AtomicUsize::new(0), listed, slot }))
     }
 
-    fn lease(&self) -> Result<Lease, Unavailable> {
+    fn lease(&self, parking: &Parking) -> Result<Lease, Unavailable> {
         let mut slot = lock(&self.slot);
         if slot.is_removed {
             return Err(Unavailable::Unknown);
         }
         if slot.running.is_none() {
-            match Running::open(&self.name, &slot.config) {
+            match Running::open(&self.name, &slot.config, parking) {
                 Ok(running) => slot.running = Some(running),
                 Err(error) => {
                     print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(&error)));
@@ -283,7 +292,7 @@ impl Slot {
 }
 
 impl Running {
-    fn open(name: &str, config: &VolumeConfig) -> anyhow::Result<Self> {
+    fn open(name: &str, config: &VolumeConfig, parking: &Parking) -> anyhow::Result<Self> {
         let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
         let mut source = config.opening.source()?;
         if !read_only && has_zones(&source.source) {
@@ -311,7 +320,7 @@ impl Running {
         options.threads = source.threads;
         options.io = source.io;
         options.max_connections = config.max_clients;
-        let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits)?);
+        let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits, parking)?);
         Ok(Self { stores, server, idle_since: None })
     }
 }
@@ -329,7 +338,7 @@ impl Catalog for Volumes {
             entry.waiting.fetch_sub(1, Ordering::AcqRel);
             return Err(Unavailable::Refused);
         }
-        let lease = entry.lease();
+        let lease = entry.lease(&self.parking);
         entry.waiting.fetch_sub(1, Ordering::AcqRel);
         lease
     }

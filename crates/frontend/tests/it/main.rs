@@ -7,6 +7,7 @@ mod fairness;
 mod fuse;
 mod handshake;
 mod load;
+mod park;
 mod regressions;
 mod stop;
 mod support;
