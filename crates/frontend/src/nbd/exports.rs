@@ -201,7 +201,11 @@ impl ExportServer {
     fn finish(&self) -> Result<(), ServerError> {
         // All at once: each may take as long as its clients have for their last replies.
         let ends: Vec<_> = self.seats.iter().map(|seat| seat.stop()).collect();
-        ends.into_iter().fold(Ok(()), |outcome, end| end().and(outcome))
+        let mut outcome = Ok(());
+        for end in ends {
+            outcome = end().and(outcome);
+        }
+        outcome
     }
 }
 
