@@ -98,12 +98,37 @@ pub struct BufferClass {
 /// One in this many buffers of each class is reserved, and at least one: see [`BufferPool::take_unreserved`].
 const RESERVED: usize = 8;
 
-/// Buffers of a worker, allocated at the start.
+/// Buffers of a worker, allocated at the start, or each when it is first needed ([`BufferPool::on_demand`]).
 pub struct BufferPool {
     /// In ascending order of capacity.
-    classes: Vec<(BufferClass, Vec<Buffer>)>,
+    classes: Vec<Stock>,
     /// Number of buffers from [`BufferPool::another_small`].
     others: usize,
+}
+
+/// Buffers of one class.
+struct Stock {
+    class: BufferClass,
+    free: Vec<Buffer>,
+    /// Number of buffers that were not needed so far.
+    unmade: usize,
+}
+
+impl Stock {
+    /// Takes a buffer unless only `left` are there.
+    fn take(&mut self, left: usize) -> Option<Buffer> {
+        if self.free.len() + self.unmade <= left {
+            return None;
+        }
+        self.free.pop().or_else(|| {
+            self.unmade -= 1;
+            Some(Buffer::new(self.class.capacity))
+        })
+    }
+
+    fn outstanding(&self) -> usize {
+        self.class.count - self.free.len() - self.unmade
+    }
 }
 
 impl BufferPool {
@@ -112,21 +137,29 @@ impl BufferPool {
 
     /// Returns a pool for data units of `unit_len` bytes, for one of `workers` workers.
     pub fn for_worker(unit_len: usize, workers: usize) -> Self {
-        let edges = 2 * unit_len;
-        let share = |total: usize, least: usize| (total / workers.max(1)).max(least);
-        Self::new(&[
-            BufferClass { capacity: 4096 + edges, count: share(256, 64) },
-            BufferClass { capacity: (128 << 10) + edges, count: share(64, 8) },
-            BufferClass { capacity: Self::LARGEST_PIECE + edges, count: share(20, 4) },
-        ])
+        Self::new(&classes_of(unit_len, workers))
+    }
+
+    /// Returns a pool as [`BufferPool::for_worker`] does, whose buffers are allocated when they are first needed: for
+    /// one of many volumes, most of which are idle.
+    pub fn on_demand(unit_len: usize, workers: usize) -> Self {
+        Self::with_classes(&classes_of(unit_len, workers), |class| (Vec::new(), class.count))
     }
 
     /// Returns a pool of these classes, in any order.
     pub fn new(classes: &[BufferClass]) -> Self {
+        Self::with_classes(classes, |class| ((0..class.count).map(|_| Buffer::new(class.capacity)).collect(), 0))
+    }
+
+    /// Returns a pool with the free buffers, and the number of those to make later, that `fill` returns for a class.
+    fn with_classes(classes: &[BufferClass], fill: fn(&BufferClass) -> (Vec<Buffer>, usize)) -> Self {
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.capacity);
-        let filled = |c: &BufferClass| (*c, (0..c.count).map(|_| Buffer::new(c.capacity)).collect());
-        Self { classes: classes.iter().map(filled).collect(), others: 0 }
+        let stock = |class: &BufferClass| {
+            let (free, unmade) = fill(class);
+            Stock { class: *class, free, unmade }
+        };
+        Self { classes: classes.iter().map(stock).collect(), others: 0 }
     }
 
     /// Returns the pool with room for the requests of this many buffers from [`BufferPool::another_small`].
@@ -143,12 +176,12 @@ impl BufferPool {
 
     /// Returns the capacity of a buffer of the smallest class in bytes.
     pub fn smallest(&self) -> usize {
-        self.classes.first().map_or(0, |(c, _)| c.capacity)
+        self.classes.first().map_or(0, |stock| stock.class.capacity)
     }
 
     /// Returns the total capacity of the pool's buffers in bytes.
     pub fn capacity(&self) -> usize {
-        self.classes.iter().map(|(c, _)| c.capacity * c.count).sum()
+        self.classes.iter().map(|stock| stock.class.capacity * stock.class.count).sum()
     }
 
     /// Takes a buffer for `want` bytes of data: the smallest that fits, otherwise the largest smaller one that holds
@@ -164,26 +197,23 @@ impl BufferPool {
     }
 
     fn take_leaving(&mut self, want: usize, least: usize, left: fn(&BufferClass) -> usize) -> Option<Buffer> {
-        let pop = |(class, free): &mut (BufferClass, Vec<Buffer>)| {
-            if free.len() > left(class) { free.pop() } else { None }
-        };
-        let fits = self.classes.partition_point(|(c, _)| c.capacity < want);
+        let pop = |stock: &mut Stock| stock.take(left(&stock.class));
+        let fits = self.classes.partition_point(|stock| stock.class.capacity < want);
         let (smaller, larger) = self.classes.split_at_mut(fits);
         let ample = larger.iter_mut().find_map(pop);
-        ample.or_else(|| smaller.iter_mut().rev().filter(|(c, _)| c.capacity >= least).find_map(pop))
+        ample.or_else(|| smaller.iter_mut().rev().filter(|stock| stock.class.capacity >= least).find_map(pop))
     }
 
     /// Gives a buffer back.
     pub fn give(&mut self, buffer: Buffer) {
-        let class = self.classes.iter_mut().find(|(c, _)| c.capacity == buffer.capacity);
-        if let Some((_, free)) = class {
-            free.push(buffer);
+        if let Some(stock) = self.classes.iter_mut().find(|stock| stock.class.capacity == buffer.capacity) {
+            stock.free.push(buffer);
         }
     }
 
     /// Returns the number of buffers, in the pool or taken, including those of [`BufferPool::with_others`].
     pub fn len(&self) -> usize {
-        self.classes.iter().map(|(c, _)| c.count).sum::<usize>() + self.others
+        self.classes.iter().map(|stock| stock.class.count).sum::<usize>() + self.others
     }
 
     /// Returns whether the pool has no buffers.
@@ -193,8 +223,19 @@ impl BufferPool {
 
     /// Returns the number of taken buffers.
     pub fn outstanding(&self) -> usize {
-        self.classes.iter().map(|(c, free)| c.count - free.len()).sum()
+        self.classes.iter().map(Stock::outstanding).sum()
     }
+}
+
+/// Returns the buffers for data units of `unit_len` bytes, for one of `workers` workers.
+fn classes_of(unit_len: usize, workers: usize) -> [BufferClass; 3] {
+    let edges = 2 * unit_len;
+    let share = |total: usize, least: usize| (total / workers.max(1)).max(least);
+    [
+        BufferClass { capacity: 4096 + edges, count: share(256, 64) },
+        BufferClass { capacity: (128 << 10) + edges, count: share(64, 8) },
+        BufferClass { capacity: BufferPool::LARGEST_PIECE + edges, count: share(20, 4) },
+    ]
 }
 
 #[cfg(test)]
@@ -242,5 +283,28 @@ mod tests {
         );
         assert!(pool.take(1, 1).is_none());
         assert_eq!((pool.another_small().capacity(), pool.len(), pool.outstanding()), (10, 25, 20));
+    }
+
+    #[test]
+    fn pool_on_demand_makes_each_buffer_once_and_no_more_than_the_other() {
+        let (mut lazy, mut eager) = (BufferPool::on_demand(512, 64), BufferPool::for_worker(512, 64));
+        assert_eq!((lazy.len(), lazy.capacity(), lazy.smallest()), (eager.len(), eager.capacity(), eager.smallest()));
+        let unmade = |pool: &BufferPool| pool.classes.iter().map(|stock| stock.unmade).sum::<usize>();
+        assert_eq!((unmade(&lazy), lazy.outstanding()), (lazy.len(), 0));
+        let first = lazy.take(4096, 1).unwrap();
+        lazy.give(first);
+        let again = lazy.take(4096, 1).unwrap();
+        assert_eq!((unmade(&lazy), lazy.outstanding()), (lazy.len() - 1, 1), "a free buffer is not used again");
+        lazy.give(again);
+        for (want, reserve) in [(4096, false), (4096, true), (1 << 20, true)] {
+            let mut taken = [Vec::new(), Vec::new()];
+            for (pool, taken) in [&mut lazy, &mut eager].into_iter().zip(&mut taken) {
+                let take =
+                    |pool: &mut BufferPool| if reserve { pool.take(want, 1) } else { pool.take_unreserved(want, 1) };
+                taken.extend(std::iter::from_fn(|| take(pool)).map(|buffer| buffer.capacity()));
+            }
+            assert_eq!(taken[0], taken[1]);
+        }
+        assert_eq!((unmade(&lazy), lazy.outstanding()), (0, eager.outstanding()));
     }
 }

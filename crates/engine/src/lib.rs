@@ -47,6 +47,7 @@ extern crate self as inlock_engine;
 #[path = "../tests/it/zoned/memory.rs"]
 mod zoned_memory;
 
+pub mod allocator;
 mod blocking;
 pub mod buffer;
 mod cipher_engine;

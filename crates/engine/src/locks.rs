@@ -94,7 +94,11 @@ impl UnitLocks {
 
     /// Releases memory that [`UnitLocks::reserve`] reserved.
     pub(crate) fn unreserve(&self, less: usize) {
-        self.table().room -= less;
+        let mut table = self.table();
+        table.room -= less;
+        if table.room == 0 && table.claims.is_empty() {
+            table.claims = Vec::new();
+        }
     }
 
     /// Returns the number of locks that memory is reserved for.
@@ -290,6 +294,11 @@ mod tests {
         let locks = UnitLocks::default();
         locks.reserve(1);
         assert!(locks.table().claims.capacity() > MAX_THREADS);
+        locks.reserve(2);
+        locks.unreserve(1);
+        assert!(locks.table().claims.capacity() > MAX_THREADS);
+        locks.unreserve(2);
+        assert_eq!(locks.table().claims.capacity(), 0);
     }
 
     #[test]

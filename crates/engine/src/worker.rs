@@ -10,7 +10,7 @@
 //! One failing request never holds up or fails its neighbours.
 
 use crate::buffer::BufferPool;
-use crate::crypt_mapping::CryptMapping;
+use crate::crypt_mapping::{CryptMapping, TURN_STACK};
 use crate::device::Device;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::freeze::{FreezeState, View};
@@ -21,6 +21,7 @@ use crate::store::BackingStore;
 use crate::thread_pool::copy::{CHUNK, CopyThread};
 use crate::thread_pool::crypt::Offload;
 use crate::thread_pool::zone_mgmt::ZoneMgmtThread;
+use inlock_cipher::scrub_stack;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -209,6 +210,11 @@ impl<F: Frontend> Worker<F> {
         &self.front
     }
 
+    /// Returns the frontend for changes, after the worker has stopped.
+    pub fn front_mut(&mut self) -> &mut F {
+        &mut self.front
+    }
+
     /// Returns the pool of the worker's buffers.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
@@ -358,6 +364,8 @@ impl<F: Frontend> Drop for Worker<F> {
             }
         }
         self.volume.crypt = None;
+        // The memory of this stack may be that of another thread's stack next.
+        scrub_stack::<TURN_STACK>();
         self.volume.device.locks().unreserve(self.volume.lock_room);
         self.volume.device.freeze().leave(self.volume.worker_id);
     }

@@ -11,6 +11,7 @@ use std::time::Instant;
 use anyhow::Context;
 use inlock_engine::Access;
 use inlock_frontend::nbd::exports::{Catalog, ExportServer, Lease, Unavailable};
+use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::server::ServerOptions;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
 
@@ -45,6 +46,8 @@ pub(crate) struct Volumes {
     tls: Option<(TlsOptions, Arc<TlsServer>)>,
     /// Held while volumes are added, and while the file is loaded again.
     changing: Mutex<()>,
+    /// Clients at rest.
+    parking: Parking,
 }
 
 struct State {
@@ -103,7 +106,8 @@ impl Volumes {
         };
         let entries = volumes.into_iter().map(|(name, config)| (name.clone(), Entry::new(name, config, false)));
         let state = State { default, idle_timeout, entries: entries.collect() };
-        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default() })
+        let parking = Parking::start()?;
+        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default(), parking })
     }
 
     /// Returns the options of TLS.
@@ -321,7 +325,7 @@ impl Entry {
     }
 
     /// Returns the right to connect a client. Opens the volume first if it is closed. Blocks.
-    fn lease(&self) -> Result<Lease, Unavailable> {
+    fn lease(&self, parking: &Parking) -> Result<Lease, Unavailable> {
         let mut state = lock(&self.state);
         loop {
             if state.is_removed {
@@ -332,18 +336,22 @@ impl Entry {
                     running.idle_since = None;
                     return running.server.lease().ok_or(Unavailable::Refused);
                 }
-                Stage::Closed => state = self.open(state)?,
+                Stage::Closed => state = self.open(state, parking)?,
                 Stage::Opening | Stage::Closing => state = self.wait(state),
             }
         }
     }
 
     /// Opens the volume, unless it is removed or gets other options meanwhile.
-    fn open<'a>(&'a self, mut state: MutexGuard<'a, EntryState>) -> Result<MutexGuard<'a, EntryState>, Unavailable> {
+    fn open<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, EntryState>,
+        parking: &Parking,
+    ) -> Result<MutexGuard<'a, EntryState>, Unavailable> {
         state.stage = Stage::Opening;
         let config = state.config.clone();
         drop(state);
-        let opened = caught(|| Running::open(&self.name, &config));
+        let opened = caught(|| Running::open(&self.name, &config, parking));
         if let Err(error) = &opened {
             print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
         }
@@ -447,7 +455,7 @@ fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
 }
 
 impl Running {
-    fn open(name: &str, config: &VolumeConfig) -> anyhow::Result<Self> {
+    fn open(name: &str, config: &VolumeConfig, parking: &Parking) -> anyhow::Result<Self> {
         let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
         let mut source = config.opening.source()?;
         if !read_only && has_zones(&source.source) {
@@ -477,7 +485,7 @@ impl Running {
         options.threads = source.threads;
         options.io = source.io;
         options.max_connections = config.max_clients;
-        let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits)?);
+        let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits, parking)?);
         let info = Box::new(RuntimeInfo {
             via: "nbd".to_owned(),
             engine: EngineInfo::of(engine_args),
@@ -513,7 +521,7 @@ impl Catalog for Volumes {
             entry.waiting.fetch_sub(1, Ordering::AcqRel);
             return Err(Unavailable::Refused);
         }
-        let lease = entry.lease();
+        let lease = entry.lease(&self.parking);
         entry.waiting.fetch_sub(1, Ordering::AcqRel);
         lease
     }

@@ -289,3 +289,39 @@ fn replies_have_the_form_that_was_negotiated() {
     }
     many.stop();
 }
+
+/// The bound of a release build is 100 KiB.
+#[test]
+fn open_idle_volumes_are_small() {
+    const NUMBER: u64 = 200;
+    let dir = Dir::new();
+    let key = dir.file("key", &noise(32));
+    let mut config = String::new();
+    for number in 0..NUMBER {
+        let image = dir.image(&format!("i{number}"), 1);
+        let kind = format!("type = \"plain\"\nkey-file = \"{key}\"");
+        config += &volume(&format!("v{number}"), &image, &kind);
+    }
+    let many = Many::start(dir, &config);
+    let process = format!("/proc/{}", many.child.id());
+    let resident = || {
+        let text = std::fs::read_to_string(format!("{process}/status")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let threads = || std::fs::read_dir(format!("{process}/task")).unwrap().count();
+    let (before, least) = (resident(), threads());
+    let mut clients: Vec<_> = (0..NUMBER).map(|number| many.client(&format!("v{number}")).unwrap()).collect();
+    for round in 0..2 {
+        for client in &mut clients {
+            client.write(0, &[round + 1; 4096]).unwrap();
+            assert!(client.read(0, 4096).unwrap() == [round + 1; 4096]);
+        }
+        while threads() > least {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let each = resident().saturating_sub(before) / NUMBER;
+        assert!(each <= 100, "round {round}: an open idle volume takes {each} KiB");
+    }
+    many.stop();
+}

@@ -359,6 +359,10 @@ impl Files {
         if !held.closing || held.in_flight > 0 {
             return None;
         }
+        self.take(file)
+    }
+
+    fn take(&mut self, file: FileId) -> Option<Held> {
         let slot = &mut self.slots[file.index as usize];
         slot.0 = slot.0.wrapping_add(1);
         slot.1.take()
@@ -499,7 +503,33 @@ impl Ring {
     pub fn close(&mut self, file: FileId) {
         let idle = self.files.close(file);
         if let (Some(held), Backend::Uring(uring)) = (idle, &mut self.backend) {
-            uring.deregister(file, held);
+            uring.deregister(file, &held);
+        }
+    }
+
+    /// Cancels a receive in flight on a socket: it completes with `CANCELED`, unless it has received bytes already; none
+    /// is lost.
+    pub fn cancel_receive(&mut self, file: FileId) {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.cancel_receive(file),
+            Backend::Sync(sync) => sync.cancel_receive(&mut self.files, file),
+        }
+    }
+
+    /// Takes a socket out of the ring without closing it. Returns `None` if an operation uses it, or it was closed.
+    pub fn take_socket(&mut self, file: FileId) -> Option<OwnedFd> {
+        match self.files.get(file)? {
+            Held { descriptor: Descriptor::Socket(_), in_flight: 0, closing: false, .. } => {}
+            _ => return None,
+        }
+        let held = self.files.take(file)?;
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.deregister(file, &held),
+            Backend::Sync(sync) => sync.unwatch(held.descriptor.as_fd()),
+        }
+        match held.descriptor {
+            Descriptor::Socket(socket) => Some(socket),
+            Descriptor::Store(_) | Descriptor::Ublk(..) => None,
         }
     }
 

@@ -55,6 +55,22 @@ impl SyncRing {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(pack(file)), flags)?)
     }
 
+    /// Reports a socket no longer.
+    pub(super) fn unwatch(&mut self, fd: BorrowedFd<'_>) {
+        // It was added, so this cannot fail.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// See [`super::Ring::cancel_receive`].
+    pub(super) fn cancel_receive(&mut self, files: &mut Files, file: FileId) {
+        let is_receive = |w: &Waiting| w.file == file && matches!(w.operation, Operation::Receive { .. });
+        let Some(index) = self.waiting.iter().position(is_receive) else { return };
+        let Waiting { operation, token, progress, .. } = self.waiting.remove(index);
+        let result = if progress > 0 { Ok(progress) } else { Err(Errno::CANCELED) };
+        self.done.push_back(Completion { token, result, returned: operation.into_returned() });
+        files.release(file);
+    }
+
     pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
         match files.get(file) {
             Some(held) => held.in_flight += 1,

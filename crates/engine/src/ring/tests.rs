@@ -690,3 +690,5 @@ fn closing_a_socket_that_the_peer_has_reset_ends_its_operations() {
         }
     });
 }
+
+mod cancel;

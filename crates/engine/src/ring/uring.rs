@@ -19,6 +19,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const WAKER: u64 = u64::MAX;
+/// Of the entry that cancels another one.
+const CANCEL: u64 = u64::MAX - 1;
 /// Numbers of descriptors to try to register. Later descriptors are not registered. The kernel accepts no more than the
 /// process may open files, so smaller numbers are tried as well.
 const REGISTERED: [u32; 3] = [2048, 1024, 128];
@@ -122,8 +124,8 @@ impl Uring {
         self.ring.submitter().register_files_update(file.index, &[descriptor.as_raw_fd()]).is_ok()
     }
 
-    /// Drops a descriptor that no operation uses.
-    pub(super) fn deregister(&mut self, file: FileId, held: Held) {
+    /// Has the ring forget a descriptor that no operation uses.
+    pub(super) fn deregister(&mut self, file: FileId, held: &Held) {
         if held.registered {
             // If this fails, the slot is overwritten by the next descriptor, or dropped with the ring.
             let _ = self.ring.submitter().register_files_update(file.index, &[-1]);
@@ -254,7 +256,7 @@ impl Uring {
 
     fn try_push(&mut self, sqe: &squeue::Entry) -> bool {
         // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module
-        // head), or to no memory at all (the waker's poll).
+        // head), or to no memory at all (the waker's poll, and cancels).
         unsafe { self.ring.submission().push(sqe) }.is_ok()
     }
 
@@ -273,6 +275,20 @@ impl Uring {
             }
         }
         true
+    }
+
+    /// See [`super::Ring::cancel_receive`].
+    pub(super) fn cancel_receive(&mut self, file: FileId) {
+        let is_receive = |entry: &Entry| entry.file == file && matches!(entry.operation, Operation::Receive { .. });
+        let Some(index) = self.in_flight.iter().position(|entry| entry.as_ref().is_some_and(is_receive)) else {
+            return;
+        };
+        let sqe = opcode::AsyncCancel::new(index as u64).build().user_data(CANCEL);
+        // Submitted at once, while the index is that of the receive. If the queue is full, the receive goes on.
+        let _ = self.ring.submit();
+        if self.try_push(&sqe) {
+            let _ = self.ring.submit();
+        }
     }
 
     pub(super) fn submit_now(&mut self, files: &mut Files) {
@@ -329,11 +345,14 @@ impl Uring {
         }
         let mut woken = false;
         while let Some(completed) = self.next_completion() {
-            if completed.user_data() == WAKER {
-                self.waker_armed = false;
-                woken = true;
-            } else {
-                self.complete(files, completed.user_data() as u32, completed.result());
+            match completed.user_data() {
+                WAKER => {
+                    self.waker_armed = false;
+                    woken = true;
+                }
+                // The operation that it cancelled, if it came in time, has a completion of its own.
+                CANCEL => {}
+                index => self.complete(files, index as u32, completed.result()),
             }
         }
         #[cfg(feature = "fault-injection")]
@@ -403,7 +422,7 @@ impl Uring {
         let returned = entry.operation.into_returned();
         self.done.push_back(Completion { token: entry.token, result, returned });
         if let Some(held) = files.release(entry.file) {
-            self.deregister(entry.file, held);
+            self.deregister(entry.file, &held);
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Every thread that carries out requests adds to a shard of its own with relaxed stores; readers add the shards up.
 //! The clock is read once per step. Of the short requests only one in [`SHORT_ONE_IN`], picked at random, is timed, and
-//! counted as that many: a histogram estimates all requests, while the counters are exact. Nothing here allocates after
-//! the start.
+//! counted as that many: a histogram estimates all requests, while the counters are exact. A shard is allocated when a
+//! thread first needs it, and nothing else is.
 
 mod histogram;
 mod store_errors;
@@ -15,7 +15,7 @@ use crate::request::{Operation, RequestError};
 use histogram::Buckets;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use store_errors::StoreErrors;
 use zerocopy::FromZeros;
@@ -94,10 +94,18 @@ struct Shard {
     total: Buckets,
 }
 
+impl Shard {
+    fn new() -> Arc<Self> {
+        // Too large for the stack. Failing to allocate may end the program.
+        Self::new_box_zeroed().expect("memory for the counters of a thread").into()
+    }
+}
+
 /// Counters and histograms of a device.
 pub struct Stats {
     level: StatsLevel,
-    shards: Vec<Shard>,
+    /// Those that threads have used so far. A server of many volumes has few threads for each.
+    shards: Vec<OnceLock<Arc<Shard>>>,
     store_errors: StoreErrors,
 }
 
@@ -152,9 +160,12 @@ pub struct Snapshot {
 impl Stats {
     pub(crate) fn new(level: StatsLevel) -> Arc<Self> {
         let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
-        // Zeroed pages take no memory until they are touched. Failing to allocate at the start may end the program.
-        let shards = Shard::new_vec_zeroed(shards).expect("memory for the counters of a new device");
+        let shards = (0..shards).map(|_| OnceLock::new()).collect();
         Arc::new(Self { level, shards, store_errors: StoreErrors::default() })
+    }
+
+    fn shard(&self, index: usize) -> &Arc<Shard> {
+        self.shards[index].get_or_init(Shard::new)
     }
 
     /// Returns the level of detail.
@@ -164,7 +175,8 @@ impl Stats {
 
     /// Returns the sums of all shards. Requests that complete concurrently may be counted in part.
     pub fn snapshot(&self) -> Snapshot {
-        let sum = |c: Counter| self.shards.iter().map(|s| s.counters[c as usize].load(Ordering::Relaxed)).sum();
+        let shards = || self.shards.iter().filter_map(OnceLock::get);
+        let sum = |c: Counter| shards().map(|s| s.counters[c as usize].load(Ordering::Relaxed)).sum();
         let mut snapshot = Snapshot {
             reads: sum(Counter::Reads),
             writes: sum(Counter::Writes),
@@ -186,9 +198,7 @@ impl Stats {
         };
         let moved = snapshot.reads + snapshot.writes + snapshot.appends + snapshot.write_zeroes;
         snapshot.inline = moved.saturating_sub(snapshot.offloaded);
-        // Skip shards never written to, because reading would make their pages resident.
-        let used = |s: &&Shard| s.random.load(Ordering::Relaxed) != 0;
-        for shard in self.shards.iter().filter(used) {
+        for shard in shards() {
             snapshot.queue.add(&shard.phases[Phase::Queue as usize]);
             snapshot.store.add(&shard.phases[Phase::Store as usize]);
             snapshot.cipher.add(&shard.phases[Phase::Cipher as usize]);
@@ -199,13 +209,13 @@ impl Stats {
 
     fn claim(&self) -> usize {
         let free = |s: &Shard| !s.owned.load(Ordering::Relaxed) && !s.owned.swap(true, Ordering::Acquire);
-        (SHARED + 1..self.shards.len()).find(|index| free(&self.shards[*index])).unwrap_or(SHARED)
+        (SHARED + 1..self.shards.len()).find(|index| free(self.shard(*index))).unwrap_or(SHARED)
     }
 
     fn release(&self, index: usize) {
         if index != SHARED {
             // The next owner goes on from these counts.
-            self.shards[index].owned.store(false, Ordering::Release);
+            self.shard(index).owned.store(false, Ordering::Release);
         }
     }
 
@@ -213,10 +223,11 @@ impl Stats {
     pub(crate) fn of_this_thread(self: &Arc<Self>) -> Recorder<'_> {
         let (last, index) = LAST.get();
         if std::ptr::eq(last, Arc::as_ptr(self)) {
-            return Recorder::new(self, index);
+            return Recorder::new(self, self.shard(index), index);
         }
         // A thread that is ending has given its shards back.
-        Recorder::new(self, OF_THREAD.try_with(|t| t.borrow_mut().shard(self)).unwrap_or(SHARED))
+        let index = OF_THREAD.try_with(|t| t.borrow_mut().shard(self)).unwrap_or(SHARED);
+        Recorder::new(self, self.shard(index), index)
     }
 }
 
@@ -305,16 +316,18 @@ fn give_back(shard: Option<(Weak<Stats>, usize)>) {
 /// Shard that its owner keeps until dropped: for a worker.
 pub(crate) struct OwnShard {
     stats: Arc<Stats>,
+    shard: Arc<Shard>,
     index: usize,
 }
 
 impl OwnShard {
     pub(crate) fn new(stats: &Arc<Stats>) -> Self {
-        Self { stats: Arc::clone(stats), index: stats.claim() }
+        let index = stats.claim();
+        Self { stats: Arc::clone(stats), shard: Arc::clone(stats.shard(index)), index }
     }
 
     pub(crate) fn recorder(&self) -> Recorder<'_> {
-        Recorder::new(&self.stats, self.index)
+        Recorder::new(&self.stats, &self.shard, self.index)
     }
 }
 
@@ -382,9 +395,8 @@ pub(crate) struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    fn new(stats: &'a Stats, index: usize) -> Self {
-        let (shard, store_errors) = (&stats.shards[index], &stats.store_errors);
-        Self { level: stats.level, shard, store_errors, shared: index == SHARED }
+    fn new(stats: &'a Stats, shard: &'a Shard, index: usize) -> Self {
+        Self { level: stats.level, shard, store_errors: &stats.store_errors, shared: index == SHARED }
     }
 
     /// Returns the clock of a request of `len` bytes that is accepted now, or `None` if it is not timed.
@@ -525,7 +537,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// Odd, so that the generator has its full period, and a used shard never looks unused.
+/// Odd, so that the generator has its full period.
 const SEED: u64 = 1_442_695_040_888_963_407;
 
 #[cfg(test)]
@@ -604,7 +616,22 @@ mod tests {
         }
         assert_eq!(stats.snapshot().flushes, 3 * 100 * 500);
         assert_eq!(stats.snapshot().total.count(), 3 * 100 * 500);
-        assert!(stats.shards.iter().all(|s| !s.owned.load(Ordering::Relaxed)), "every shard came back");
+        assert!(
+            stats.shards.iter().flat_map(OnceLock::get).all(|s| !s.owned.load(Ordering::Relaxed)),
+            "every shard came back"
+        );
+    }
+
+    #[test]
+    fn shards_are_made_for_threads_that_need_one() {
+        let stats = Stats::new(StatsLevel::On);
+        let made = || stats.shards.iter().flat_map(OnceLock::get).count();
+        assert_eq!((stats.snapshot(), made()), (Snapshot::default(), 0));
+        let (first, second) = (OwnShard::new(&stats), OwnShard::new(&stats));
+        assert_eq!(made(), 2);
+        drop(first);
+        let again = OwnShard::new(&stats);
+        assert_eq!((again.index, second.index, made()), (1, 2, 2), "a shard that was given back is not used again");
     }
 
     #[test]

@@ -112,7 +112,8 @@ impl<M> Mailbox<M> {
         self.messages.push(message);
     }
 
-    pub(super) fn next(&self) -> Option<M> {
+    /// Takes the oldest message that was not handled: for those of a worker that has ended.
+    pub fn next(&self) -> Option<M> {
         self.messages.next()
     }
 }

@@ -5,6 +5,7 @@
 
 use super::handshake::Negotiated;
 use super::mux::{Message, NbdFrontend};
+use super::park::{Lot, Parking, Seat};
 use super::protocol::Export;
 use super::relay::{RelayGuard, Relays};
 use super::server::{ServerError, ServerOptions, Workers, describe};
@@ -14,11 +15,11 @@ use inlock_engine::worker::Mailbox;
 use inlock_engine::{Device, Offload};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Workers that share the memory of one server: an export has the buffers of one of them.
-const SHARE: usize = 64;
+pub(super) const SHARE: usize = 64;
 
 /// The exports of a server.
 pub trait Catalog: Send + Sync + 'static {
@@ -46,10 +47,33 @@ pub enum Unavailable {
 pub(super) struct Dispatcher {
     device: Arc<Device>,
     options: ServerOptions,
-    mailboxes: Vec<Arc<Mailbox<Message>>>,
+    workers: Recipients,
     next: AtomicUsize,
     live: Arc<AtomicUsize>,
     relays: Arc<Relays>,
+}
+
+/// Those who get clients, in turn.
+enum Recipients {
+    Workers(Vec<Arc<Mailbox<Message>>>),
+    Seats(Vec<Arc<Seat>>),
+}
+
+impl Recipients {
+    fn post(&self, number: usize, message: Message) {
+        match self {
+            Self::Workers(mailboxes) => {
+                if let Some(mailbox) = mailboxes.get(number % mailboxes.len().max(1)) {
+                    mailbox.post(message);
+                }
+            }
+            Self::Seats(seats) => {
+                if let Some(seat) = seats.get(number % seats.len().max(1)) {
+                    seat.post(message);
+                }
+            }
+        }
+    }
 }
 
 impl Dispatcher {
@@ -61,8 +85,8 @@ impl Dispatcher {
         live: Arc<AtomicUsize>,
         relays: Arc<Relays>,
     ) -> Arc<Self> {
-        let mailboxes = workers.mailboxes.clone();
-        Arc::new(Self { device, options, mailboxes, next: AtomicUsize::new(0), live, relays })
+        let workers = Recipients::Workers(workers.mailboxes.clone());
+        Arc::new(Self { device, options, workers, next: AtomicUsize::new(0), live, relays })
     }
 
     /// Returns the right to connect a client. `None`: the export has its maximum number of clients.
@@ -73,34 +97,70 @@ impl Dispatcher {
     }
 }
 
-/// The workers of one volume, without an address of their own.
+/// What the workers of a volume are made from.
+pub(super) struct Team {
+    pub(super) device: Arc<Device>,
+    pub(super) options: ServerOptions,
+    pub(super) pool: Option<Arc<Offload>>,
+    pub(super) lot: Arc<Lot>,
+    export: Arc<Export>,
+    live: Arc<AtomicUsize>,
+    /// One for each worker.
+    throttles: Vec<Arc<Throttle>>,
+    /// I/O backend of the workers, once one has started.
+    pub(super) ring_name: OnceLock<&'static str>,
+}
+
+impl Team {
+    /// Returns the frontend of worker `number`.
+    pub(super) fn frontend(&self, number: usize) -> NbdFrontend {
+        NbdFrontend::new(Arc::clone(&self.export), Arc::clone(&self.live), self.options.limits)
+            .with_throttle(Arc::clone(&self.throttles[number]))
+            .with_rest(self.options.park_after)
+    }
+}
+
+/// The workers of one volume, without an address of their own. They end while its clients are at rest.
 pub struct ExportServer {
     dispatcher: Arc<Dispatcher>,
-    workers: Mutex<Workers>,
+    seats: Vec<Arc<Seat>>,
     limits: Arc<SharedLimits>,
-    throttles: Vec<Arc<Throttle>>,
+    team: Arc<Team>,
 }
 
 impl ExportServer {
-    /// Starts the workers of a volume.
+    /// Starts the workers of a volume. `parking` watches its clients while they are at rest.
     ///
     /// # Errors
     /// A thread or a ring cannot be made.
-    pub fn start(device: Arc<Device>, options: &ServerOptions, limits: ExportLimits) -> Result<Self, ServerError> {
-        let pool: Option<Arc<Offload>> = Offload::start(&device, &options.offload)?;
-        let export = Arc::new(describe(&device, options));
+    pub fn start(
+        device: Arc<Device>,
+        options: &ServerOptions,
+        limits: ExportLimits,
+        parking: &Parking,
+    ) -> Result<Self, ServerError> {
         let live = Arc::new(AtomicUsize::new(0));
         let threads = options.threads.max(1);
         let limits = SharedLimits::new(limits, threads, Instant::now());
-        let throttles: Vec<_> = (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect();
-        let mut workers = Workers::default();
-        for (number, throttle) in throttles.iter().enumerate() {
-            let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
-            let frontend = frontend.with_throttle(Arc::clone(throttle));
-            workers.add(number, (&device, SHARE), frontend, &pool, options)?;
+        let team = Arc::new(Team {
+            pool: Offload::start(&device, &options.offload)?,
+            export: Arc::new(describe(&device, options)),
+            device: Arc::clone(&device),
+            options: options.clone(),
+            lot: Arc::clone(parking.lot()),
+            live: Arc::clone(&live),
+            throttles: (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect(),
+            ring_name: OnceLock::new(),
+        });
+        let mut seats = Vec::new();
+        for number in 0..threads {
+            seats.push(Seat::start(&team, usize::from(number))?);
         }
-        let dispatcher = Dispatcher::new(device, options.clone(), &workers, live, Arc::default());
-        Ok(Self { dispatcher, workers: Mutex::new(workers), limits, throttles })
+        let workers = Recipients::Seats(seats.clone());
+        let options = options.clone();
+        let dispatcher =
+            Dispatcher { device, options, workers, next: AtomicUsize::new(0), live, relays: Arc::default() };
+        Ok(Self { dispatcher: Arc::new(dispatcher), seats, limits, team })
     }
 
     /// Returns the right to connect a client. `None`: the export has its maximum number of clients.
@@ -113,14 +173,19 @@ impl ExportServer {
         self.dispatcher.live.load(Ordering::Relaxed)
     }
 
-    /// Returns whether all workers run.
+    /// Returns the number of workers that run: those of clients that are not at rest.
+    pub fn running_workers(&self) -> usize {
+        self.seats.iter().filter(|seat| seat.is_running()).count()
+    }
+
+    /// Returns whether all workers run, or can run.
     pub fn is_healthy(&self) -> bool {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner).is_healthy()
+        self.seats.iter().all(|seat| seat.is_healthy())
     }
 
     /// Returns the I/O backend of the workers.
     pub fn ring_name(&self) -> &'static str {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner).ring_name
+        self.team.ring_name.get().copied().unwrap_or_default()
     }
 
     /// Changes the limits, from the next request on. A client that waits for a limit notices within half a second.
@@ -131,7 +196,7 @@ impl ExportServer {
     /// Returns the effect of the limits so far.
     pub fn throttle_stats(&self) -> ThrottleStats {
         let now = Instant::now();
-        self.throttles.iter().map(|throttle| throttle.stats(now)).fold(ThrottleStats::default(), |sum, one| {
+        self.team.throttles.iter().map(|throttle| throttle.stats(now)).fold(ThrottleStats::default(), |sum, one| {
             let (in_flight, throttled) = (sum.in_flight + one.in_flight, sum.throttled + one.throttled);
             ThrottleStats { in_flight, throttled }
         })
@@ -146,10 +211,28 @@ impl ExportServer {
         let Dispatcher { device, options, relays, .. } = &*self.dispatcher;
         device.end();
         relays.limit(Instant::now() + options.limits.drain);
-        let outcome = self.workers.lock().unwrap_or_else(PoisonError::into_inner).finish();
+        let outcome = self.finish();
         relays.wait();
         super::server::final_flush(device)?;
         outcome
+    }
+
+    /// Has all workers finish, and returns the last failure.
+    fn finish(&self) -> Result<(), ServerError> {
+        // All at once: each may take as long as its clients have for their last replies.
+        let ends: Vec<_> = self.seats.iter().map(|seat| seat.stop()).collect();
+        let mut outcome = Ok(());
+        for end in ends {
+            outcome = end().and(outcome);
+        }
+        outcome
+    }
+}
+
+impl Drop for ExportServer {
+    fn drop(&mut self) {
+        // `stop` has reported failures before.
+        let _ = self.finish();
     }
 }
 
@@ -175,9 +258,8 @@ impl Lease {
     pub(super) fn connect(self, socket: OwnedFd, negotiated: Negotiated) {
         let Self { dispatcher, count } = self;
         let number = dispatcher.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(mailbox) = dispatcher.mailboxes.get(number % dispatcher.mailboxes.len().max(1)) {
-            // A worker that has stopped would never close the socket.
-            dispatcher.relays.unless_stopping(|| mailbox.post(Message::Adopt { socket, negotiated, live: count }));
-        }
+        let message = Message::Adopt { socket, negotiated, live: count };
+        // A worker that has stopped would never close the socket.
+        dispatcher.relays.unless_stopping(|| dispatcher.workers.post(number, message));
     }
 }

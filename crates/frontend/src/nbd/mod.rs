@@ -4,7 +4,7 @@
 //! of it that clients use. `session` is one client as a state machine, with its `output` and its `memory`; `active`
 //! carries commands out; `mux` runs the sessions of one worker on its ring. [`server`] listens, and deals connections
 //! to workers. With many exports or [`tls`], `greeting` has a thread for each handshake, and `relay` passes plaintext
-//! between a client over TLS and its worker. [`kernel`] connects the kernel's NBD driver to a server. Source: the NBD
+//! between a client over TLS and its worker; [`park`] keeps the clients of idle exports. [`kernel`] connects the kernel's NBD driver to a server. Source: the NBD
 //! project's `doc/proto.md`, with its extended headers as in the branch `extension-ext-header`.
 
 mod active;
@@ -23,6 +23,7 @@ mod memory;
 mod mux;
 mod netlink;
 mod output;
+pub mod park;
 pub mod protocol;
 mod relay;
 pub mod server;

@@ -15,12 +15,15 @@ use inlock_engine::Access;
 use inlock_engine::Errno;
 use inlock_engine::ring::{self, Completion, FileId, Returned, Token, Wait};
 use inlock_engine::worker::{Context, Finished, Flow, Frontend};
+use rest::Rest;
 use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+mod rest;
 
 /// How long clients may keep others waiting. Checked every half second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +87,7 @@ struct Connection {
     is_send_scheduled: bool,
     is_queued: bool,
     /// Among the connections of all workers.
-    _live: CountGuard,
+    live: CountGuard,
 }
 
 /// The NBD frontend of one worker.
@@ -115,6 +118,10 @@ pub(super) struct NbdFrontend {
     throttle: Option<Arc<Throttle>>,
     /// A connection of the turn queue waits for a limit of the export.
     is_throttled: bool,
+    /// Set if the worker stops when its clients are at rest.
+    rest: Option<Rest>,
+    /// Whether a client did something in this turn.
+    was_used: bool,
 }
 
 impl NbdFrontend {
@@ -138,6 +145,8 @@ impl NbdFrontend {
             drain_until: None,
             throttle: None,
             is_throttled: false,
+            rest: None,
+            was_used: false,
         }
     }
 
@@ -171,7 +180,7 @@ impl NbdFrontend {
             is_input_scheduled: false,
             is_send_scheduled: false,
             is_queued: false,
-            _live: live,
+            live,
         });
         // A place may be reused while the connection that had it is still in a queue.
         let max_len = 2 * self.connections.len();
@@ -395,6 +404,10 @@ impl NbdFrontend {
             connection.session.on_received_dropped(buffer, target, cx.pool);
             return self.remove_if_idle(index);
         }
+        if done.result == Err(Errno::CANCELED) && target == Target::Inbox {
+            connection.session.on_canceled(buffer);
+            return self.receive_again(index);
+        }
         connection.session.on_received(buffer, done.result.unwrap_or(0), target, active, cx.pool);
         match done.result {
             Ok(_) | Err(Errno::CONNRESET) => self.schedule_input(index),
@@ -453,6 +466,7 @@ impl Frontend for NbdFrontend {
 
     fn on_message(&mut self, cx: &mut Context<'_>, message: Message) {
         self.now = Instant::now();
+        self.was_used = true;
         match message {
             Message::Accept(socket) => self.accept(cx, socket, CountGuard::counted(&self.live), None),
             Message::Adopt { socket, negotiated, live } => self.accept(cx, socket, live, Some(negotiated)),
@@ -463,6 +477,7 @@ impl Frontend for NbdFrontend {
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
         // The wait before may have been long, and what a client did just now must not look old.
         self.now = Instant::now();
+        self.was_used = true;
         let index = done.token.0 as u32;
         match done.token.0 & !0xffff_ffff {
             RECEIVE => self.received(cx, index, Target::Inbox, done),
@@ -539,6 +554,9 @@ impl Frontend for NbdFrontend {
             wait = Wait::No;
         }
         let is_stopped = self.drain_until.is_some() && self.connections.iter().all(Option::is_none);
+        if self.rest.is_some() && !is_stopped {
+            return self.end_turn_at_rest(cx, wait);
+        }
         (if is_stopped { Flow::Stop } else { Flow::Continue }, wait)
     }
 }

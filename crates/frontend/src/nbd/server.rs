@@ -72,6 +72,9 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Time limits of clients.
     pub limits: Limits,
+    /// Time without requests after which a worker of one of many volumes ends; the next request starts it again. Only
+    /// for [`ExportServer`](super::exports::ExportServer).
+    pub park_after: Duration,
 }
 
 impl Default for ServerOptions {
@@ -86,6 +89,7 @@ impl Default for ServerOptions {
             busy_poll: BusyPoll::Adaptive,
             max_connections: 1024,
             limits: Limits::default(),
+            park_after: Duration::from_secs(2),
         }
     }
 }

@@ -417,6 +417,34 @@ impl Session {
         }
     }
 
+    /// Takes back the buffer of a receive that was cancelled before bytes came. The next step receives again.
+    pub(super) fn on_canceled(&mut self, buffer: Buffer) {
+        if let Inbox::InRing { kept } = self.inbox {
+            self.inbox = Inbox::Here { buffer, unread: 0..kept };
+        }
+    }
+
+    /// Whether the next bytes of the client begin a request, and nothing else is left to do: a new session with the
+    /// same result of the handshake could take over.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let is_read = match &self.inbox {
+            Inbox::Here { unread, .. } => unread.is_empty(),
+            Inbox::InRing { kept } => *kept == 0,
+        };
+        let is_idle = self.output.is_settled() && self.waiting.is_empty() && self.memory.is_empty();
+        matches!(self.input, Input::Header) && is_read && is_idle
+    }
+
+    /// Whether the ring receives into the inbox.
+    pub(super) fn is_receiving(&self) -> bool {
+        matches!(self.inbox, Inbox::InRing { .. })
+    }
+
+    /// Returns the result of the handshake.
+    pub(super) fn negotiated_result(&self) -> Negotiated {
+        self.negotiated
+    }
+
     /// Reads nothing more. A write whose payload is incomplete is abandoned; one that the ring receives into is so when
     /// its buffer returns incomplete.
     pub(super) fn close_input(&mut self, active: &mut ActiveTable, pool: &mut BufferPool) {

@@ -8,6 +8,7 @@ mod fuse;
 mod handshake;
 mod holes;
 mod load;
+mod park;
 mod regressions;
 mod stop;
 mod support;
