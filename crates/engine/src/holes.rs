@@ -2,8 +2,8 @@
 //!
 //! dm-crypt decrypts a hole of the store to noise. Here a data unit whose ciphertext is all zero bytes is a hole, and
 //! its plaintext is zero. So the bytes of one read tell data from holes, and no write comes between the two. A hole
-//! reads as zero bytes in every store that this is allowed for ([`StoreProfile::hole_len`]). No other unit is taken for one:
-//! a write whose ciphertext would be all zero bytes fails.
+//! reads as zero bytes in every store that this is allowed for ([`StoreProfile::hole_len`]). No other unit is taken for
+//! one: a write whose ciphertext would be all zero bytes fails.
 //!
 //! Only ranges that the store makes holes exactly are deallocated, and under the lock of their data units: a write of a
 //! part of a unit would otherwise bring back bytes that it has read before.

@@ -507,8 +507,8 @@ impl Ring {
         }
     }
 
-    /// Cancels a receive in flight on a socket: it completes with `CANCELED`, unless it has received bytes already; none
-    /// is lost.
+    /// Cancels a receive in flight on a socket: it completes with `CANCELED`, unless it has received bytes already. No
+    /// byte is lost.
     pub fn cancel_receive(&mut self, file: FileId) {
         match &mut self.backend {
             Backend::Uring(uring) => uring.cancel_receive(file),

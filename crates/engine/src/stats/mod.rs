@@ -104,7 +104,7 @@ impl Shard {
 /// Counters and histograms of a device.
 pub struct Stats {
     level: StatsLevel,
-    /// Those that threads have used so far. A server of many volumes has few threads for each.
+    /// Shards that threads have used so far. A server of many volumes has few threads for each.
     shards: Vec<OnceLock<Arc<Shard>>>,
     store_errors: StoreErrors,
 }

@@ -4,8 +4,8 @@
 //! docs/decisions/0055-many-volumes.md.
 
 use super::handshake::Negotiated;
-use super::mux::{Message, NbdFrontend};
-use super::park::{Lot, Parking, Seat};
+use super::mux::Message;
+use super::park::{Parking, Slot, Team};
 use super::protocol::Export;
 use super::relay::{RelayGuard, Relays};
 use super::server::{ServerError, ServerOptions, Workers, describe};
@@ -17,9 +17,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// Workers that share the memory of one server: an export has the buffers of one of them.
-pub(super) const SHARE: usize = 64;
 
 /// The exports of a server.
 pub trait Catalog: Send + Sync + 'static {
@@ -53,10 +50,10 @@ pub(super) struct Dispatcher {
     relays: Arc<Relays>,
 }
 
-/// Those who get clients, in turn.
+/// Receivers of clients, in turn.
 enum Recipients {
     Workers(Vec<Arc<Mailbox<Message>>>),
-    Seats(Vec<Arc<Seat>>),
+    Slots(Vec<Arc<Slot>>),
 }
 
 impl Recipients {
@@ -67,9 +64,9 @@ impl Recipients {
                     mailbox.post(message);
                 }
             }
-            Self::Seats(seats) => {
-                if let Some(seat) = seats.get(number % seats.len().max(1)) {
-                    seat.post(message);
+            Self::Slots(slots) => {
+                if let Some(slot) = slots.get(number % slots.len().max(1)) {
+                    slot.post(message);
                 }
             }
         }
@@ -97,33 +94,10 @@ impl Dispatcher {
     }
 }
 
-/// What the workers of a volume are made from.
-pub(super) struct Team {
-    pub(super) device: Arc<Device>,
-    pub(super) options: ServerOptions,
-    pub(super) pool: Option<Arc<Offload>>,
-    pub(super) lot: Arc<Lot>,
-    export: Arc<Export>,
-    live: Arc<AtomicUsize>,
-    /// One for each worker.
-    throttles: Vec<Arc<Throttle>>,
-    /// I/O backend of the workers, once one has started.
-    pub(super) ring_name: OnceLock<&'static str>,
-}
-
-impl Team {
-    /// Returns the frontend of worker `number`.
-    pub(super) fn frontend(&self, number: usize) -> NbdFrontend {
-        NbdFrontend::new(Arc::clone(&self.export), Arc::clone(&self.live), self.options.limits)
-            .with_throttle(Arc::clone(&self.throttles[number]))
-            .with_rest(self.options.park_after)
-    }
-}
-
 /// The workers of one volume, without an address of their own. They end while its clients are at rest.
 pub struct ExportServer {
     dispatcher: Arc<Dispatcher>,
-    seats: Vec<Arc<Seat>>,
+    slots: Vec<Arc<Slot>>,
     limits: Arc<SharedLimits>,
     team: Arc<Team>,
 }
@@ -152,15 +126,15 @@ impl ExportServer {
             throttles: (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect(),
             ring_name: OnceLock::new(),
         });
-        let mut seats = Vec::new();
+        let mut slots = Vec::new();
         for number in 0..threads {
-            seats.push(Seat::start(&team, usize::from(number))?);
+            slots.push(Slot::start(&team, number)?);
         }
-        let workers = Recipients::Seats(seats.clone());
+        let workers = Recipients::Slots(slots.clone());
         let options = options.clone();
         let dispatcher =
             Dispatcher { device, options, workers, next: AtomicUsize::new(0), live, relays: Arc::default() };
-        Ok(Self { dispatcher: Arc::new(dispatcher), seats, limits, team })
+        Ok(Self { dispatcher: Arc::new(dispatcher), slots, limits, team })
     }
 
     /// Returns the right to connect a client. `None`: the export has its maximum number of clients.
@@ -175,12 +149,12 @@ impl ExportServer {
 
     /// Returns the number of workers that run: those of clients that are not at rest.
     pub fn running_workers(&self) -> usize {
-        self.seats.iter().filter(|seat| seat.is_running()).count()
+        self.slots.iter().filter(|slot| slot.is_running()).count()
     }
 
     /// Returns whether all workers run, or can run.
     pub fn is_healthy(&self) -> bool {
-        self.seats.iter().all(|seat| seat.is_healthy())
+        self.slots.iter().all(|slot| slot.is_healthy())
     }
 
     /// Returns the I/O backend of the workers.
@@ -220,7 +194,7 @@ impl ExportServer {
     /// Has all workers finish, and returns the last failure.
     fn finish(&self) -> Result<(), ServerError> {
         // All at once: each may take as long as its clients have for their last replies.
-        let ends: Vec<_> = self.seats.iter().map(|seat| seat.stop()).collect();
+        let ends: Vec<_> = self.slots.iter().map(|slot| slot.stop()).collect();
         let mut outcome = Ok(());
         for end in ends {
             outcome = end().and(outcome);

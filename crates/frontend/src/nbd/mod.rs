@@ -4,8 +4,9 @@
 //! of it that clients use. `session` is one client as a state machine, with its `output` and its `memory`; `active`
 //! carries commands out; `mux` runs the sessions of one worker on its ring. [`server`] listens, and deals connections
 //! to workers. With many exports or [`tls`], `greeting` has a thread for each handshake, and `relay` passes plaintext
-//! between a client over TLS and its worker; [`park`] keeps the clients of idle exports. [`kernel`] connects the kernel's NBD driver to a server. Source: the NBD
-//! project's `doc/proto.md`, with its extended headers as in the branch `extension-ext-header`.
+//! between a client over TLS and its worker; [`park`] keeps the clients of idle exports. [`kernel`] connects the
+//! kernel's NBD driver to a server. Source: the NBD project's `doc/proto.md`, with its extended headers as in the
+//! branch `extension-ext-header`.
 
 mod active;
 mod block_status;

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 mod rest;
+pub(super) use rest::Resting;
 
 /// How long clients may keep others waiting. Checked every half second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,29 +1,28 @@
 //! Workers of volumes whose clients are at rest: they end, and start again with the next request.
 //!
-//! A [`Seat`] has a worker, or the sockets of the clients that its worker left behind. These are at rest: nothing of
+//! A [`Slot`] has a worker, or the sockets of the clients that its worker left behind. These are at rest: nothing of
 //! their input was read that was not answered, so that a socket and what was negotiated is all there is of a session.
-//! One thread watches the sockets of all seats. What a client sends meanwhile stays in its socket. See
+//! One thread watches the sockets of all slots. What a client sends meanwhile stays in its socket. See
 //! docs/decisions/0064-idle-volumes.md.
 
-use super::exports::{SHARE, Team};
-use super::handshake::Negotiated;
 use super::memory::OWN_BUFFERS;
-use super::mux::{Message, NbdFrontend};
-use super::server::ServerError;
-use super::session::CountGuard;
-use inlock_engine::BufferPool;
+use super::mux::{Message, NbdFrontend, Resting};
+use super::protocol::Export;
+use super::server::{ServerError, ServerOptions};
+use super::throttle::Throttle;
 use inlock_engine::ring::Ring;
 use inlock_engine::worker::{Mailbox, Worker};
+use inlock_engine::{BufferPool, Device, Offload};
 use rustix::event::{EventfdFlags, epoll};
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
 
+/// Workers that share the memory of one server: an export has the buffers of one of them.
+const SHARE: usize = 64;
 /// Events that the thread takes from the kernel at a time.
 const EVENTS: usize = 64;
 /// Key of the event that ends the thread.
@@ -33,28 +32,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A client at rest.
-pub(super) struct Resting {
-    pub(super) socket: OwnedFd,
-    pub(super) negotiated: Negotiated,
-    /// Among the connections of the export.
-    pub(super) live: CountGuard,
+/// Parts that the workers of a volume are made from.
+pub(super) struct Team {
+    pub(super) device: Arc<Device>,
+    pub(super) options: ServerOptions,
+    pub(super) pool: Option<Arc<Offload>>,
+    pub(super) lot: Arc<Lot>,
+    pub(super) export: Arc<Export>,
+    pub(super) live: Arc<AtomicUsize>,
+    /// One for each worker.
+    pub(super) throttles: Vec<Arc<Throttle>>,
+    /// I/O backend of the workers, once one has started.
+    pub(super) ring_name: OnceLock<&'static str>,
 }
 
-impl Resting {
-    fn into_message(self) -> Message {
-        let Self { socket, negotiated, live } = self;
-        Message::Adopt { socket, negotiated, live }
-    }
-
-    /// Returns whether the client has sent something, or `None` if it sends nothing more.
-    fn has_input(&self) -> Option<bool> {
-        match rustix::net::recv(&self.socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((0, _)) => None,
-            Ok(_) => Some(true),
-            Err(Errno::AGAIN | Errno::INTR) => Some(false),
-            Err(_) => None,
-        }
+impl Team {
+    /// Returns the frontend of worker `number`.
+    fn frontend(&self, number: usize) -> NbdFrontend {
+        NbdFrontend::new(Arc::clone(&self.export), Arc::clone(&self.live), self.options.limits)
+            .with_throttle(Arc::clone(&self.throttles[number]))
+            .with_rest(self.options.park_after)
     }
 }
 
@@ -64,12 +61,12 @@ pub struct Parking {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Sockets of clients at rest, and the seats that they belong to.
+/// Sockets of clients at rest, and the slots that they belong to.
 pub(super) struct Lot {
     epoll: OwnedFd,
     stop: OwnedFd,
     is_stopping: AtomicBool,
-    seats: Mutex<(u64, HashMap<u64, Weak<Seat>>)>,
+    slots: Mutex<(u64, HashMap<u64, Weak<Slot>>)>,
 }
 
 impl Parking {
@@ -83,7 +80,7 @@ impl Parking {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        let lot = Arc::new(Lot { epoll, stop, is_stopping: AtomicBool::new(false), seats: Mutex::default() });
+        let lot = Arc::new(Lot { epoll, stop, is_stopping: AtomicBool::new(false), slots: Mutex::default() });
         let of_thread = Arc::clone(&lot);
         let thread = std::thread::Builder::new().name("inlock-park".into()).spawn(move || of_thread.run())?;
         Ok(Self { lot, thread: Some(thread) })
@@ -113,20 +110,20 @@ impl Lot {
             if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None).is_err() {
                 continue;
             }
-            // The clients of a seat may have an event each.
+            // The clients of a slot may have an event each.
             let mut keys: Vec<_> = events.iter().map(|event: &epoll::Event| event.data.u64()).collect();
             keys.sort_unstable();
             keys.dedup();
             for key in keys {
-                let seat = lock(&self.seats).1.get(&key).and_then(Weak::upgrade);
-                if let Some(seat) = seat {
-                    seat.look();
+                let slot = lock(&self.slots).1.get(&key).and_then(Weak::upgrade);
+                if let Some(slot) = slot {
+                    slot.look();
                 }
             }
         }
     }
 
-    /// Watches the clients of a seat until [`Lot::unwatch`]. Clients that cannot be watched are disconnected.
+    /// Watches the clients of a slot until [`Lot::unwatch`]. Clients that cannot be watched are disconnected.
     fn watch(&self, key: u64, clients: &mut Vec<Resting>) {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         let data = || epoll::EventData::new_u64(key);
@@ -140,7 +137,7 @@ impl Lot {
 }
 
 /// The place of a worker.
-pub(super) struct Seat {
+pub(super) struct Slot {
     team: Arc<Team>,
     number: usize,
     key: u64,
@@ -159,23 +156,23 @@ enum State {
     Stopped,
 }
 
-impl Seat {
-    /// Makes a seat with a worker.
+impl Slot {
+    /// Makes a slot with a worker.
     pub(super) fn start(team: &Arc<Team>, number: usize) -> Result<Arc<Self>, ServerError> {
         let state = Mutex::new(State::Parked(Vec::new()));
-        let seat = {
-            let mut seats = lock(&team.lot.seats);
-            let key = seats.0;
-            seats.0 += 1;
-            let seat = Arc::new(Self { team: Arc::clone(team), number, key, state });
-            seats.1.insert(key, Arc::downgrade(&seat));
-            seat
+        let slot = {
+            let mut slots = lock(&team.lot.slots);
+            let key = slots.0;
+            slots.0 += 1;
+            let slot = Arc::new(Self { team: Arc::clone(team), number, key, state });
+            slots.1.insert(key, Arc::downgrade(&slot));
+            slot
         };
         // The worker must not end before the state says that it runs.
-        let mut state = lock(&seat.state);
-        *state = seat.start_worker()?;
+        let mut state = lock(&slot.state);
+        *state = slot.start_worker()?;
         drop(state);
-        Ok(seat)
+        Ok(slot)
     }
 
     /// Gives a client to the worker. A stopped one disconnects it.
@@ -243,7 +240,7 @@ impl Seat {
         }
     }
 
-    /// Starts the worker of a parked seat, with its clients.
+    /// Starts the worker of a parked slot, with its clients.
     fn wake(self: &Arc<Self>, state: &mut State) {
         let State::Parked(clients) = state else { return };
         let clients = std::mem::take(clients);
@@ -257,8 +254,8 @@ impl Seat {
     /// Blocks until the worker runs.
     fn start_worker(self: &Arc<Self>) -> Result<State, ServerError> {
         let (ready, started) = mpsc::channel();
-        let seat = Arc::clone(self);
-        let run = move || seat.run(&ready);
+        let slot = Arc::clone(self);
+        let run = move || slot.run(&ready);
         let thread = std::thread::Builder::new().name(format!("inlock-w{}", self.number)).spawn(run);
         let thread = thread.map_err(ServerError::Worker)?;
         let started = started.recv().map_err(|error| ServerError::Worker(io::Error::other(error)))?;
@@ -297,8 +294,8 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Slot {
     fn drop(&mut self) {
-        lock(&self.team.lot.seats).1.remove(&self.key);
+        lock(&self.team.lot.slots).1.remove(&self.key);
     }
 }

@@ -3,10 +3,14 @@
 //! A receive that has bytes is not cancelled, and a client that is not at rest keeps the worker. So every byte of a
 //! client is either read and answered here, or still in its socket.
 
-use super::super::park::Resting;
-use super::{Connection, NbdFrontend};
+use super::{Connection, Message, NbdFrontend};
+use crate::nbd::handshake::Negotiated;
+use crate::nbd::session::CountGuard;
 use inlock_engine::ring::Wait;
 use inlock_engine::worker::{Context, Flow};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// Time for receives to be cancelled. The kernel needs none; if it refuses, the worker goes on.
@@ -113,5 +117,30 @@ fn at_most(wait: Wait, limit: Duration) -> Wait {
         Wait::No => Wait::No,
         Wait::Until(other) => Wait::Until(other.min(limit)),
         Wait::Forever => Wait::Until(limit),
+    }
+}
+
+/// A client at rest.
+pub(in crate::nbd) struct Resting {
+    pub(in crate::nbd) socket: OwnedFd,
+    pub(in crate::nbd) negotiated: Negotiated,
+    /// Among the connections of the export.
+    pub(in crate::nbd) live: CountGuard,
+}
+
+impl Resting {
+    pub(in crate::nbd) fn into_message(self) -> Message {
+        let Self { socket, negotiated, live } = self;
+        Message::Adopt { socket, negotiated, live }
+    }
+
+    /// Returns whether the client has sent something, or `None` if it sends nothing more.
+    pub(in crate::nbd) fn has_input(&self) -> Option<bool> {
+        match rustix::net::recv(&self.socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((0, _)) => None,
+            Ok(_) => Some(true),
+            Err(Errno::AGAIN | Errno::INTR) => Some(false),
+            Err(_) => None,
+        }
     }
 }
