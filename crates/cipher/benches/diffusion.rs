@@ -25,7 +25,7 @@ fn merge(material: &[u8], key_len: usize, mut diffuse: impl FnMut(&mut [u8])) ->
 
 fn main() {
     for key_len in [32, 64, 96] {
-        let material: Vec<u8> = (0..key_len * STRIPES).map(|n| (n * 131 >> 3) as u8).collect();
+        let material: Vec<u8> = (0..key_len * STRIPES).map(|n| ((n * 131) >> 3) as u8).collect();
         let together = || {
             let mut diffusion = Diffusion::new(Hash::Sha256);
             merge(&material, key_len, |key| diffusion.apply(key))
