@@ -31,8 +31,17 @@ pub struct BlockingDevice {
 
 struct Shared {
     device: Arc<Device>,
+    /// Calls that there is memory for.
+    calls: usize,
     scratch: Mutex<Scratches>,
     returned: Condvar,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.device.stats().unreserve(self.calls);
+        self.device.locks().unreserve(self.calls);
+    }
 }
 
 /// Memory for calls that need some. A call that finds none waits for another call to return.
@@ -61,13 +70,14 @@ impl BlockingDevice {
     /// over 1 MiB. More calls wait for one of them to return.
     pub fn with_calls(device: Arc<Device>, calls: usize) -> Self {
         let calls = calls.max(1);
-        device.locks().reserve(0);
+        device.locks().reserve(calls);
+        device.stats().reserve(calls);
         device.zones().inspect(|zones| zones.reserve(calls));
         let edges = 2 * device.unit_len();
         let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
         let free = std::iter::repeat_with(scratch).take(calls).collect();
         let scratch = Mutex::new(Scratches { free, waiting: 0 });
-        Self { shared: Arc::new(Shared { device, scratch, returned: Condvar::new() }) }
+        Self { shared: Arc::new(Shared { device, calls, scratch, returned: Condvar::new() }) }
     }
 
     /// Returns the device.

@@ -14,7 +14,7 @@ pub use store_errors::StoreError;
 use crate::request::{Operation, RequestError};
 use histogram::Buckets;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use store_errors::StoreErrors;
@@ -106,6 +106,8 @@ pub struct Stats {
     level: StatsLevel,
     /// Shards that threads have used so far. A server of many volumes has few threads for each.
     shards: Vec<OnceLock<Arc<Shard>>>,
+    /// Number of threads whose shards are allocated before they need one.
+    reserved: AtomicUsize,
     store_errors: StoreErrors,
 }
 
@@ -161,7 +163,7 @@ impl Stats {
     pub(crate) fn new(level: StatsLevel) -> Arc<Self> {
         let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
         let shards = (0..shards).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { level, shards, store_errors: StoreErrors::default() })
+        Arc::new(Self { level, shards, reserved: AtomicUsize::new(0), store_errors: StoreErrors::default() })
     }
 
     fn shard(&self, index: usize) -> &Arc<Shard> {
@@ -205,6 +207,29 @@ impl Stats {
             snapshot.total.add(&shard.total);
         }
         snapshot
+    }
+
+    /// Allocates shards for `more` threads, so that their first requests do not.
+    pub(crate) fn reserve(&self, more: usize) {
+        self.reserved.fetch_add(more, Ordering::Relaxed);
+        self.fill();
+    }
+
+    /// Ends a reservation.
+    pub(crate) fn unreserve(&self, less: usize) {
+        self.reserved.fetch_sub(less, Ordering::Relaxed);
+    }
+
+    /// Allocates shards until as many are free as are reserved.
+    fn fill(&self) {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        let mut free = 0;
+        for index in SHARED + 1..self.shards.len() {
+            if free == reserved {
+                break;
+            }
+            free += usize::from(!self.shard(index).owned.load(Ordering::Relaxed));
+        }
     }
 
     fn claim(&self) -> usize {
@@ -323,6 +348,7 @@ pub(crate) struct OwnShard {
 impl OwnShard {
     pub(crate) fn new(stats: &Arc<Stats>) -> Self {
         let index = stats.claim();
+        stats.fill();
         Self { stats: Arc::clone(stats), shard: Arc::clone(stats.shard(index)), index }
     }
 
@@ -632,6 +658,11 @@ mod tests {
         drop(first);
         let again = OwnShard::new(&stats);
         assert_eq!((again.index, second.index, made()), (1, 2, 2), "a shard that was given back is not used again");
+        stats.reserve(2);
+        assert_eq!(made(), 4);
+        let worker = OwnShard::new(&stats);
+        assert_eq!((worker.index, made()), (3, 5), "a worker takes no shard that is reserved");
+        stats.unreserve(2);
     }
 
     #[test]
