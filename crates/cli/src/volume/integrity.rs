@@ -254,7 +254,7 @@ impl MaintainedIntegrity {
     }
 }
 
-/// Threads for the calls of a volume on devices that requests wait for.
+/// Threads for the calls of a volume on devices that requests wait for, and most threads of others.
 const WAITING_THREADS: usize = 8;
 /// Length in bytes of the longest request that takes less time than waking a thread.
 const SHORT: usize = 32 << 10;
@@ -271,7 +271,7 @@ pub(super) fn threaded(
     let is_remote = devices().any(|device| device.remote().is_some());
     let must_wait = is_remote || devices().any(Device::is_block);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if must_wait { cpus.max(WAITING_THREADS) } else { cpus };
+    let threads = if must_wait { WAITING_THREADS } else { cpus.min(WAITING_THREADS) };
     let store = ThreadedStore::start(store, threads).context("cannot start a thread")?;
     Ok(Arc::new(store.with_inline(if must_wait { 0 } else { SHORT }, if is_remote { 0 } else { SHORT })))
 }

@@ -54,6 +54,8 @@ pub(super) struct Turn<'a> {
     pub(super) is_draining: bool,
     /// Limits of the export.
     pub(super) throttle: Option<&'a Arc<Throttle>>,
+    /// Other sessions wait for a limit, and come first.
+    pub(super) must_wait: bool,
 }
 
 impl Turn<'_> {
@@ -310,8 +312,11 @@ impl ActiveTable {
         let request = self.request(id);
         let access = turn.device.access();
         match (request.command.kind, zeroing(&request.command, request.rest(), TRIM_PIECE, access, turn.mapping)) {
+            // A trim leaves what is no whole hole, which the device knows: zeroes there would allocate.
+            (_, Some(Zeroing::Deallocate(len))) | (command::TRIM, Some(Zeroing::Write(len))) => {
+                self.begin_discard(id, len, turn)
+            }
             (_, Some(Zeroing::Write(len))) => self.begin_transfer(id, len, owner, turn),
-            (_, Some(Zeroing::Deallocate(len))) => self.begin_discard(id, len, turn),
             (command::TRIM, _) => {
                 let len = request.piece_len(TRIM_PIECE, turn);
                 self.begin_discard(id, len, turn)

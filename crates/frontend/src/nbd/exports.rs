@@ -126,9 +126,17 @@ impl ExportServer {
             throttles: (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect(),
             ring_name: OnceLock::new(),
         });
-        let mut slots = Vec::new();
+        let mut slots: Vec<Arc<Slot>> = Vec::new();
         for number in 0..threads {
-            slots.push(Slot::start(&team, number)?);
+            match Slot::start(&team, number) {
+                Ok(slot) => slots.push(slot),
+                Err(error) => {
+                    // The others have the device.
+                    let ends: Vec<_> = slots.iter().map(|slot| slot.stop()).collect();
+                    let _: Vec<_> = ends.into_iter().map(|end| end()).collect();
+                    return Err(error);
+                }
+            }
         }
         let workers = Recipients::Slots(slots.clone());
         let options = options.clone();

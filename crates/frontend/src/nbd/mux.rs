@@ -119,6 +119,8 @@ pub(super) struct NbdFrontend {
     throttle: Option<Arc<Throttle>>,
     /// A connection of the turn queue waits for a limit of the export.
     is_throttled: bool,
+    /// Connections of the turn queue are being served.
+    is_serving: bool,
     /// Set if the worker stops when its clients are at rest.
     rest: Option<Rest>,
     /// Whether a client did something in this turn.
@@ -146,6 +148,7 @@ impl NbdFrontend {
             drain_until: None,
             throttle: None,
             is_throttled: false,
+            is_serving: false,
             rest: None,
             was_used: false,
         }
@@ -225,10 +228,13 @@ impl NbdFrontend {
     fn process_connection(&mut self, cx: &mut Context<'_>, index: u32) {
         self.refresh_export(cx);
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
+        // Otherwise a client with many requests in its socket would take each byte that its replies give back.
+        let must_wait = self.is_throttled && !self.is_serving;
         let Self { connections, active, export, throttle, .. } = self;
         let Some(connection) = connections[index as usize].as_mut().filter(|c| !c.is_dropped) else { return };
         let Connection { file, session, .. } = connection;
         let mut turn = lend(cx, (export, throttle), number, now, is_draining);
+        turn.must_wait = must_wait;
         let next = session.process_input(active, &mut turn);
         let (has_queued, has_waiting) = (session.output.has_queued(), session.has_waiting());
         let is_finished = session.is_finished();
@@ -264,7 +270,7 @@ impl NbdFrontend {
     /// whether some have more to begin that waits for the next turn only.
     fn serve_queue(&mut self, cx: &mut Context<'_>) -> bool {
         self.active.begin_turn();
-        self.is_throttled = false;
+        (self.is_throttled, self.is_serving) = (false, true);
         let mut is_ready = false;
         let mut spent = 0;
         for _ in 0..self.turn_queue.len() {
@@ -291,6 +297,7 @@ impl NbdFrontend {
             }
         }
         self.turn_queue.append(&mut self.served);
+        self.is_serving = false;
         is_ready
     }
 
@@ -441,7 +448,18 @@ fn lend<'a>(
     is_draining: bool,
 ) -> Turn<'a> {
     let Context { pool, device, mapping, requests, .. } = cx;
-    Turn { pool, device, mapping, requests, export, number, now, is_draining, throttle: throttle.as_ref() }
+    Turn {
+        pool,
+        device,
+        mapping,
+        requests,
+        export,
+        number,
+        now,
+        is_draining,
+        throttle: throttle.as_ref(),
+        must_wait: false,
+    }
 }
 
 /// Returns transmission flags with SEND_TRIM as access rights have it.
@@ -468,6 +486,8 @@ impl Frontend for NbdFrontend {
     fn on_message(&mut self, cx: &mut Context<'_>, message: Message) {
         self.now = Instant::now();
         self.was_used = true;
+        // A new client is received from, which would not end by itself.
+        self.stay_if_leaving();
         match message {
             Message::Accept(socket) => self.accept(cx, socket, CountGuard::counted(&self.live), None),
             Message::Adopt { socket, negotiated, live } => self.accept(cx, socket, live, Some(negotiated)),

@@ -280,7 +280,11 @@ impl Session {
             return Next::Queue;
         }
         // A client that has sent nothing waits for nothing.
-        let held = if self.inbox.unread().is_empty() { None } else { turn.hold() };
+        let has_input = !self.inbox.unread().is_empty();
+        if has_input && turn.must_wait {
+            return Next::Throttled;
+        }
+        let held = if has_input { turn.hold() } else { None };
         let is_in_flight = held == Some(Blocked::InFlight);
         self.held_since = is_in_flight.then(|| self.held_since.unwrap_or(turn.now));
         if held.is_some() {

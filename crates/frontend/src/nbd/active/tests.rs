@@ -141,6 +141,7 @@ fn ranges_that_are_alike_are_one_extent() {
         now: Instant::now(),
         is_draining: false,
         throttle: None,
+        must_wait: false,
     };
     let mut extents = |flags, offset, len| {
         let asked = command(command::BLOCK_STATUS, flags, offset, len);
@@ -212,6 +213,7 @@ fn only_a_request_that_has_not_begun_waits_behind_others() {
         now: Instant::now(),
         is_draining: false,
         throttle: None,
+        must_wait: false,
     };
     let mut active = ActiveTable::new();
     let command = command(command::READ, 0, 0, 8192);

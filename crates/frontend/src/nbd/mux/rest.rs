@@ -81,6 +81,13 @@ impl NbdFrontend {
                 .all(|connection| !connection.is_dropped && connection.session.is_at_rest())
     }
 
+    /// Goes on if receives were cancelled.
+    pub(super) fn stay_if_leaving(&mut self) {
+        if let Some(Rest { after, cancelled: Some(_), .. }) = self.rest {
+            self.stay(after);
+        }
+    }
+
     /// Goes on, and receives again from clients whose receive was cancelled. Returns the time until the next attempt to
     /// rest.
     fn stay(&mut self, after: Duration) -> Duration {

@@ -320,6 +320,24 @@ fn client_that_holds_bytes_in_flight_and_takes_no_replies_is_dropped_while_anoth
     }
 }
 
+/// A client that has more requests in its socket does not keep another one waiting until they are done.
+#[test]
+fn clients_at_the_limit_of_bytes_in_flight_are_served_in_turn() {
+    const BACKLOG: usize = 200;
+    let (_shared, throttle) = in_flight(1);
+    let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
+    let mut clients = [(); 2].map(|()| fixture.connected());
+    (0..BACKLOG).for_each(|_| clients[0].command(command::READ, 4096));
+    fixture.turn();
+    clients[1].command(command::READ, 4096);
+    let [first, second] = &mut clients;
+    fixture.run_until(&mut [second], REPLY_LEN + 4096);
+    first.take();
+    let answered = first.received.len() / (REPLY_LEN + 4096);
+    assert!(answered < BACKLOG / 4, "{answered} replies to the first client came before");
+    fixture.run_until(&mut [first], BACKLOG * (REPLY_LEN + 4096));
+}
+
 #[test]
 fn turn_after_the_limit_is_not_waited_for() {
     let (shared, throttle) = in_flight(1);

@@ -127,6 +127,7 @@ impl Fixture {
             now: Instant::now(),
             is_draining: self.is_draining,
             throttle: self.throttle.as_ref(),
+            must_wait: false,
         };
         f(&mut self.session, &mut self.active, &mut turn)
     }
