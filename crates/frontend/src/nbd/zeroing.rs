@@ -1,5 +1,5 @@
-//! TRIM and WRITE_ZEROES of a device whose holes read as zeroes: whole holes are deallocated. WRITE_ZEROES writes zeroes
-//! to the rest, and TRIM leaves it.
+//! TRIM and WRITE_ZEROES of a device whose holes read as zeroes: whole holes are deallocated. WRITE_ZEROES writes
+//! zeroes to the rest, and TRIM leaves it.
 
 use super::protocol::{command, command_flag};
 use super::transmission::Command;
