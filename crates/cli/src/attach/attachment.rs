@@ -21,7 +21,7 @@ pub(crate) enum Attachment {
     /// A ublk device.
     Ublk(UblkDevice),
     /// A device of the kernel's NBD driver. `None`: the server has stopped.
-    Nbd(Option<Server>, NbdDevice),
+    Nbd(Option<Box<Server>>, NbdDevice),
     /// A file.
     Fuse(FuseMount),
     /// A loop device on the file.
@@ -99,7 +99,7 @@ impl Attachment {
             Some(number) => NbdDevice::reattach(number, options.socket, &nbd),
             None => NbdDevice::attach(options.socket, &nbd),
         };
-        Ok(Self::Nbd(Some(server), attached.map_err(no_nbd)?))
+        Ok(Self::Nbd(Some(Box::new(server)), attached.map_err(no_nbd)?))
     }
 
     /// Returns the path of the device or file.
@@ -116,7 +116,7 @@ impl Attachment {
     pub(crate) fn is_attached(&self) -> bool {
         match self {
             Self::Ublk(device) => device.is_healthy(),
-            Self::Nbd(server, device) => device.is_attached() && server.as_ref().is_some_and(Server::is_healthy),
+            Self::Nbd(server, device) => device.is_attached() && server.as_deref().is_some_and(Server::is_healthy),
             Self::Fuse(mount) => mount.is_mounted(),
             Self::Loop(mount, over) => mount.is_mounted() && over.is_attached(),
         }
@@ -126,7 +126,7 @@ impl Attachment {
     pub(crate) fn needs_recovery(&self) -> bool {
         match self {
             Self::Ublk(device) => !device.is_healthy(),
-            Self::Nbd(server, device) => device.is_attached() && !server.as_ref().is_some_and(Server::is_healthy),
+            Self::Nbd(server, device) => device.is_attached() && !server.as_deref().is_some_and(Server::is_healthy),
             Self::Fuse(_) | Self::Loop(..) => false,
         }
     }

@@ -1,6 +1,6 @@
 //! Workers of volumes whose clients are at rest: they end, and start again with the next request.
 //!
-//! A [`Slot`] has a worker, or the sockets of the clients that its worker left behind. These are at rest: nothing of
+//! A `Slot` has a worker, or the sockets of the clients that its worker left behind. These are at rest: nothing of
 //! their input was read that was not answered, so that a socket and what was negotiated is all there is of a session.
 //! One thread watches the sockets of all slots. What a client sends meanwhile stays in its socket. See
 //! docs/decisions/0064-idle-volumes.md.
