@@ -333,6 +333,9 @@ fn holes_are_zero_where_that_is_exact() -> Result<()> {
     ensure!(reply.error == errno::NOTSUP, "{}", reply.error);
     let reply = connection.call(0, command::TRIM, 0, 24 * MIB, &[])?;
     ensure!(reply.error == 0, "{}", reply.error);
-    ensure!(connection.read(0, MIB as usize)?.iter().all(|byte| *byte == 0), "trimmed bytes are not zero");
+    ensure!(connection.read(0, MIB as usize)?.iter().all(|byte| *byte == 1), "a trim wrote to a striped image");
+    let reply = connection.call(0, command::WRITE_ZEROES, 0, MIB, &[])?;
+    ensure!(reply.error == 0, "{}", reply.error);
+    ensure!(connection.read(0, MIB as usize)?.iter().all(|byte| *byte == 0), "zeroed bytes are not zero");
     Ok(())
 }
