@@ -3,7 +3,7 @@
 //! Every thread that carries out requests adds to a shard of its own with relaxed stores; readers add the shards up.
 //! The clock is read once per step. Of the short requests only one in [`SHORT_ONE_IN`], picked at random, is timed, and
 //! counted as that many: a histogram estimates all requests, while the counters are exact. A shard is allocated when a
-//! thread first needs it, and nothing else is.
+//! thread first needs it, or before that if it is reserved; nothing else is allocated.
 
 mod histogram;
 mod store_errors;
