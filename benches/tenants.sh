@@ -7,6 +7,7 @@
 # SECONDS_EACH: default 5 and 10 (8 with a hostile tenant); CASES: of `hostile`; LIMITS: of the limited tenant; PLACES:
 # default both; PRIORITY: real-time priority of the well-behaved clients (default: none).
 # Clients and server share the machine. `apart`: server on CPU 0, clients on CPU 1. `shared`: all on all CPUs.
+# `separate` (of `busy` only, not a default): as `shared`, but a server for each volume.
 set -euo pipefail
 
 inlock=$(realpath "${INLOCK:-$(dirname "$0")/../target/release/inlock}")
@@ -125,12 +126,21 @@ measure_busy() {
     printf '%s\n' '[global]' ioengine=nbd rw=randread bs=4k iodepth=4 size=4m time_based "runtime=$seconds" \
         ramp_time=2 > busy.fio
     for name in $(names "$busy"); do
-        printf '[%s]\nuri=nbd+unix:///%s?socket=%s\n' "$name" "$name" "$dir/busy"
+        printf '[%s]\nuri=nbd+unix:///%s?socket=%s\n' "$name" "$name" "$dir/busy-$name"
     done >> busy.fio
     for ((round = 0; round < rounds; round++)); do
         for place in $places; do
             read -r -a cpu <<< "$(cpus "$place")"
-            start busy "${cpu[0]}"
+            rm -f busy-*
+            if [ "$place" = separate ]; then
+                for name in $(names "$busy"); do
+                    volume "$name" 4M > "busy-$name.toml"
+                    start "busy-$name" "${cpu[0]}"
+                done
+            else
+                start busy "${cpu[0]}"
+                for name in $(names "$busy"); do ln -s busy "busy-$name"; done
+            fi
             before=$(ticks "$server")
             taskset -c "${cpu[1]}" fio --output-format=json busy.fio > busy.json
             sed -n '/^{/,$p' busy.json | jq -r --arg place "$place" --arg cpu $(($(ticks "$server") - before)) '
