@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Throughput of a volume on an export of an NBD server: server -> client, server -> Inlock -> client, and server ->
-# qemu-nbd with its LUKS driver -> client, in turn. Usage: benches/remote.sh [ROUNDS] [SECONDS]
+# Throughput of a volume on an export of an NBD server, in turn: server -> client, server -> Inlock -> client, and server
+# -> qemu-nbd with its LUKS driver -> client; and of what only passes the bytes on: server -> Inlock without encryption ->
+# client, server -> nbdkit with its plugin for NBD -> client. Usage: benches/remote.sh [ROUNDS] [SECONDS]
 set -euo pipefail
 
 rounds=${1:-5}
@@ -29,11 +30,15 @@ fast=(-q --pbkdf-force-iterations 1000 --key-file "$dir/passphrase")
 "$inlock" luksFormat "${fast[@]}" --type luks2 --pbkdf pbkdf2 "$(uri luks2)"
 "$inlock" luksFormat "${fast[@]}" --type luks1 "$(uri luks1)"
 "$inlock" serve "$(uri luks2)" --key-file "$dir/passphrase" --nbd "unix:$dir/inlock" > /dev/null &
+"$inlock" serve --type raw "$(uri raw)" --nbd "unix:$dir/hop" > /dev/null &
+nbdkit -f -U "$dir/nbdkit" nbd "uri=$(uri raw)" &
 qemu-nbd --persistent --shared=8 --cache=none --aio=threads -k "$dir/qemu" \
     --object "secret,id=key,file=$dir/passphrase" \
     --image-opts "driver=luks,key-secret=key,file.driver=nbd,file.server.type=unix,file.server.path=$dir/luks1" &
 await "$dir/inlock"
 await "$dir/qemu"
+await "$dir/hop"
+await "$dir/nbdkit"
 
 # Prints KiB/s of a job.
 measure() {
@@ -47,7 +52,9 @@ print_machine
 for _ in $(seq "$rounds"); do
     for rw in write read; do
         for size in 128k 1m; do
-            echo "$rw $size $(measure raw "$rw" "$size") $(measure inlock "$rw" "$size") $(measure qemu "$rw" "$size")"
+            line="$rw $size"
+            for server in raw inlock qemu hop nbdkit; do line="$line $(measure "$server" "$rw" "$size")"; done
+            echo "$line"
         done
     done
 done > "$dir/results"
@@ -56,6 +63,8 @@ print_end
 # shellcheck disable=SC2016  # for awk
 summarize "$dir/results" '
     { key = $1 " " $2; count[key]++; raw[key] = raw[key] " " $3 / 1024; ours[key] = ours[key] " " $4 / $3
-      qemu[key] = qemu[key] " " $4 / $5 }
-    END { for (key in count) printf "%s: server %.0f MiB/s, Inlock/server %.2f, Inlock/qemu-nbd %.1f\n", key,
-        median(raw[key], count[key]), median(ours[key], count[key]), median(qemu[key], count[key]) }'
+      qemu[key] = qemu[key] " " $4 / $5; hop[key] = hop[key] " " $6 / $3; nbdkit[key] = nbdkit[key] " " $7 / $3 }
+    END { for (key in count)
+        printf "%s: server %.0f MiB/s, Inlock/server %.2f, Inlock/qemu-nbd %.1f, raw Inlock/server %.2f, nbdkit/server %.2f\n",
+            key, median(raw[key], count[key]), median(ours[key], count[key]), median(qemu[key], count[key]),
+            median(hop[key], count[key]), median(nbdkit[key], count[key]) }'
