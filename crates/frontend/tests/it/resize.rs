@@ -5,12 +5,13 @@ use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::Geometry;
 use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Device, Errno};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-const LEN: u64 = 32 * MIB;
+const LEN: u64 = 8 * MIB;
 
 /// Memory whose reads and writes of a range wait while it is held.
 struct HeldStore {
@@ -63,7 +64,8 @@ impl BackingStore for HeldStore {
 }
 
 fn encrypted(segments: &[Segment], store: &Arc<HeldStore>) -> Arc<Device> {
-    let store = Arc::clone(store) as Arc<dyn BackingStore>;
+    // With threads, so that the worker does not wait, and sees that the device is suspended.
+    let store = Arc::new(ThreadedStore::start(Arc::clone(store) as _, 2).expect("threads start"));
     Arc::new(Device::new(segments, &VolumeKey::new(&[9; 64]), store, READ_WRITE_DISCARD).expect("the segments fit"))
 }
 
@@ -123,10 +125,12 @@ fn long_writes_and_zeroes_of_a_device_that_becomes_shorter_fail_alone() {
         let mut client = Client::open(served.path(), Mode::Extended);
         let long = client.send(kind, 0, 0, LEN);
         let data = if kind == WRITE { pattern(6, LEN) } else { Vec::new() };
-        let (sent, rest) = data.split_at(data.len() / 8);
-        client.send_bytes(sent);
-        shrink_while_held(&served, &store, LEN / 2);
-        client.send_bytes(rest);
+        let mut stream = client.connection.stream.try_clone().expect("a descriptor");
+        std::thread::scope(|scope| {
+            // The server may not read while its store waits.
+            scope.spawn(|| std::io::Write::write_all(&mut stream, &data).expect("the server reads"));
+            shrink_while_held(&served, &store, LEN / 2);
+        });
         let error = client.wait(long).error;
         assert!(matches!(error, errno::NOSPC | errno::INVAL), "{io:?} {kind}: {error}");
         // The payload was taken for no command.
@@ -136,15 +140,16 @@ fn long_writes_and_zeroes_of_a_device_that_becomes_shorter_fail_alone() {
     }
 }
 
-/// A read in one chunk, of which one segment was read when the other became shorter.
+/// A read in one chunk over three segments, of which one was read when the last became shorter.
 #[test]
 fn gathered_read_of_a_device_that_becomes_shorter_fails_alone() {
     for io in rings() {
-        let (half, len) = (MIB / 4, MIB / 2);
-        let store = HeldStore::new(half - 1..half);
-        let first = with!(segment(); sectors: Some(half / 512));
-        let second = with!(segment(); start: Sector(half / 512), data_offset: Sector(half / 512));
-        let served = Served::new(encrypted(&[first, second], &store), io, 1);
+        let len = MIB;
+        let store = HeldStore::new(0..1);
+        let segments = [(0, Some(512)), (512, Some(512)), (1024, None)].map(|(start, sectors)| {
+            with!(segment(); start: Sector(start), sectors: sectors, data_offset: Sector(start))
+        });
+        let served = Served::new(encrypted(&segments, &store), io, 1);
         let other = Client::open(served.path(), Mode::Extended);
         let mut client = Client::open(served.path(), Mode::Structured);
         let gathered = client.send(READ, DF, 0, len);
