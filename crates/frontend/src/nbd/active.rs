@@ -330,9 +330,7 @@ impl ActiveTable {
             (command::TRIM, Some(Zeroing::Deallocate(len) | Zeroing::Write(len))) => {
                 self.begin_discard(id, Operation::Discard { durable }, len, turn)
             }
-            (_, Some(Zeroing::Deallocate(len))) => {
-                self.begin_discard(id, Operation::Deallocate { durable }, len, turn)
-            }
+            (_, Some(Zeroing::Deallocate(len))) => self.begin_discard(id, Operation::Deallocate { durable }, len, turn),
             (_, Some(Zeroing::Write(len))) => self.begin_transfer(id, len, owner, turn),
             (command::TRIM, _) => {
                 let len = request.piece_len(TRIM_PIECE, turn);

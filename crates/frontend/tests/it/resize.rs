@@ -146,9 +146,9 @@ fn gathered_read_of_a_device_that_becomes_shorter_fails_alone() {
     for io in rings() {
         let len = MIB;
         let store = HeldStore::new(0..1);
-        let segments = [(0, Some(512)), (512, Some(512)), (1024, None)].map(|(start, sectors)| {
-            with!(segment(); start: Sector(start), sectors: sectors, data_offset: Sector(start))
-        });
+        let segments = [(0, Some(512)), (512, Some(512)), (1024, None)].map(
+            |(start, sectors)| with!(segment(); start: Sector(start), sectors: sectors, data_offset: Sector(start)),
+        );
         let served = Served::new(encrypted(&segments, &store), io, 1);
         let other = Client::open(served.path(), Mode::Extended);
         let mut client = Client::open(served.path(), Mode::Structured);
