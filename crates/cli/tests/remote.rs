@@ -118,6 +118,27 @@ fn data_goes_through_the_export_both_ways() {
     assert!(local[4 << 20..8 << 20] == noise(8 << 20)[4 << 20..]);
 }
 
+/// A hole of an encrypted image reads as noise, and its server does not call it zero.
+#[test]
+fn hole_that_is_not_zero_is_no_hole_of_a_second_server() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 32);
+    call_with(SECRET, FAST.into_iter().chain(["luksFormat", "-q", &image])).works();
+    let key = dir.file("key", SECRET);
+    let expected = call(["export", &image, "-", "-d", &key]).works().out.clone();
+    let served = Named::start(&run, "data", &["-d", &key, &image]);
+    let uri = format!("nbd+unix:///?socket={}", served.socket);
+    let info = Command::new("nbdinfo").args(["--map", &uri]).output().expect("nbdinfo starts");
+    let map = String::from_utf8(info.stdout).expect("text");
+    assert!(map.contains("hole") && !map.contains("zero"), "{map}");
+    let [exported, copied] = ["exported", "copied"].map(|name| dir.name(name));
+    call(["export", "--type", "raw", &uri, &exported]).works();
+    assert!(std::fs::read(&exported).unwrap() == expected, "export");
+    call(["serve", "--type", "raw", &uri, "--run", &format!("nbdcopy \"$uri\" {copied}")]).works();
+    assert!(std::fs::read(&copied).unwrap() == expected, "serve");
+}
+
 #[test]
 fn each_failure_has_its_message_and_status() {
     let dir = Dir::new();

@@ -62,6 +62,13 @@ pub enum Operation {
         /// Force unit access: the deallocation survives a power cut.
         durable: bool,
     },
+    /// Make the range read as zeroes by deallocating its storage. Refused as unsupported, with nothing changed, unless
+    /// the whole range becomes holes that read as zeroes ([`crate::Mapping::can_zero_fast`]) and the device allows
+    /// discards.
+    Deallocate {
+        /// Force unit access: the deallocation survives a power cut.
+        durable: bool,
+    },
     /// Bring the range into the page cache.
     Prefetch,
 }
@@ -69,7 +76,7 @@ pub enum Operation {
 impl Operation {
     /// Returns whether the completion promises that the change is on stable storage.
     pub fn durable(self) -> bool {
-        use Operation::{Append, Discard, Write, WriteReissued, WriteZeroes};
+        use Operation::{Append, Deallocate, Discard, Write, WriteReissued, WriteZeroes};
         matches!(
             self,
             Write { durable: true }
@@ -77,6 +84,7 @@ impl Operation {
                 | Append { durable: true }
                 | WriteZeroes { durable: true }
                 | Discard { durable: true }
+                | Deallocate { durable: true }
         )
     }
 
@@ -87,7 +95,8 @@ impl Operation {
 
     /// Returns whether the operation changes the device's content or its zones.
     pub fn modifies(self) -> bool {
-        self.writes_data() || matches!(self, Self::WriteZeroes { .. } | Self::Discard { .. } | Self::Zones(_))
+        use Operation::{Deallocate, Discard, WriteZeroes, Zones};
+        self.writes_data() || matches!(self, WriteZeroes { .. } | Discard { .. } | Deallocate { .. } | Zones(_))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::tls::Tls;
 use crate::uri::NbdUri;
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
-use inlock_frontend::nbd::protocol::{STATE_HOLE, transmission_flag};
+use inlock_frontend::nbd::protocol::{STATE_HOLE, STATE_ZERO, transmission_flag};
 use rustix::event::EventfdFlags;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +25,9 @@ const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
 const MAX_CALL: u32 = 1 << 20;
 /// Longest range of one query of extents, in bytes: a multiple of every block size.
 const MAX_QUERY: u64 = 1 << 30;
+/// Flags of an extent that is a hole here. A hole without the second may read as anything, and the engine takes every
+/// hole of a store without encryption for zeroes.
+const ZERO_HOLE: u64 = (STATE_HOLE | STATE_ZERO) as u64;
 
 /// An export of an NBD server.
 ///
@@ -210,7 +213,7 @@ impl BackingStore for NbdStore {
         let deadline = self.deadline().min(Instant::now() + EXTENTS_TIMEOUT);
         self.shared.push(Job::new(Kind::Extents, Owner::Query(sender), offset, asked, deadline));
         match receiver.recv_timeout(EXTENTS_TIMEOUT) {
-            Ok((found, flags)) if flags & u64::from(STATE_HOLE) != 0 => Ok(BlockStatus::hole(offset, found.min(asked))),
+            Ok((found, flags)) if flags & ZERO_HOLE == ZERO_HOLE => Ok(BlockStatus::hole(offset, found.min(asked))),
             Ok((found, _)) => Ok(BlockStatus::allocated(offset, found.min(asked))),
             Err(RecvTimeoutError::Timeout) => {
                 // It is not asked again over these connections.

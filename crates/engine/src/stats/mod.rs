@@ -499,7 +499,7 @@ impl<'a> Recorder<'a> {
             Operation::Zones(_) => (Counter::ZoneActions, None),
             Operation::WriteZeroes { .. } => (Counter::WriteZeroes, Some(Counter::BytesWritten)),
             Operation::Flush => (Counter::Flushes, None),
-            Operation::Discard { .. } => (Counter::Discards, None),
+            Operation::Discard { .. } | Operation::Deallocate { .. } => (Counter::Discards, None),
             Operation::Prefetch => (Counter::Prefetches, None),
         };
         self.add(requests, 1);

@@ -38,7 +38,7 @@ impl StoreErrors {
             Operation::Write { .. } | Operation::WriteReissued { .. } => 1,
             Operation::WriteZeroes { .. } => 2,
             Operation::Flush => 3,
-            Operation::Discard { .. } => 4,
+            Operation::Discard { .. } | Operation::Deallocate { .. } => 4,
             Operation::Prefetch => 5,
             Operation::Append { .. } => 6,
             Operation::Zones(_) => 7,

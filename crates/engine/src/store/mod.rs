@@ -272,8 +272,8 @@ pub trait BackingStore: Send + Sync {
         None
     }
 
-    /// Returns the allocated range or hole that starts at `offset`, at most `len` bytes long. A store that cannot tell
-    /// reports all bytes as allocated.
+    /// Returns the allocated range or hole that starts at `offset`, at most `len` bytes long. A hole reads as zero
+    /// bytes. A store that cannot tell reports all bytes as allocated.
     ///
     /// # Errors
     ///

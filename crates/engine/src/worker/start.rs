@@ -74,7 +74,8 @@ impl<F: Frontend> Worker<F> {
         if operation.modifies() && access.read_only {
             return Err(RequestError::ReadOnly);
         }
-        if matches!(operation, Operation::Discard { .. }) && !access.allow_discards {
+        let is_discard = matches!(operation, Operation::Discard { .. } | Operation::Deallocate { .. });
+        if is_discard && !access.allow_discards {
             return Err(RequestError::Unsupported);
         }
         if operation == Operation::Flush || operation.durable() {
@@ -87,7 +88,13 @@ impl<F: Frontend> Worker<F> {
                 self.table.set_body(id, Body::ZoneMgmt(mgmt));
                 Ok(if is_head { Begin::Event(Event::Released) } else { Begin::Action(Action::Wait) })
             }
-            Operation::Discard { durable } => self.begin_discard(id, (offset, len), durable),
+            // The frontend asked the mapping before, but the table may have been replaced since.
+            Operation::Deallocate { .. } if !self.volume.mapping.can_zero_fast(offset, len) => {
+                Err(RequestError::Unsupported)
+            }
+            Operation::Discard { durable } | Operation::Deallocate { durable } => {
+                self.begin_discard(id, (offset, len), durable)
+            }
             Operation::Prefetch => self.prefetch(offset, len).map(|()| Begin::Ended),
             Operation::Read
             | Operation::Write { .. }

@@ -91,6 +91,10 @@ struct ActiveRequest {
     command: Command,
     /// Bytes for which pieces have begun.
     begun: u64,
+    /// Length of the last piece that has no buffer.
+    dataless: u64,
+    /// Whether it may leave holes: a deallocation of it was not refused.
+    can_deallocate: bool,
     /// Pieces that the worker has, or whose payload is arriving.
     outstanding: u32,
     /// First failure of a piece.
@@ -100,6 +104,10 @@ struct ActiveRequest {
 }
 
 impl ActiveRequest {
+    fn new(session: u32, command: Command, charge: Option<Charge>) -> Self {
+        Self { session, command, begun: 0, dataless: 0, can_deallocate: true, outstanding: 0, error: None, charge }
+    }
+
     /// Whether all its pieces have begun.
     fn is_begun(&self) -> bool {
         self.begun == self.command.len
@@ -211,10 +219,15 @@ pub(super) enum Attempt {
     Begun { cost: u64 },
     /// The piece has a buffer for its payload.
     Payload { write: PendingWrite, buffer: Buffer, cost: u64 },
+    /// The rest of a write is beyond the end of the device. Its payload of this length is to be skipped, and then
+    /// [`ActiveTable::on_skipped`] called.
+    Skip { rest: u64 },
     /// There was no buffer of any size for this session.
     NoMemory,
     /// The piece waits for something else.
     Blocked,
+    /// A simple reply failed after its first data: as [`After::Disconnect`].
+    Disconnect,
 }
 
 /// Consequence of the end of a piece.
@@ -264,7 +277,7 @@ impl ActiveTable {
     pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>, turn: &Turn<'_>) -> u32 {
         owner.output.unanswered += 1;
         let (session, charge) = (owner.session, turn.charge(&command));
-        let request = ActiveRequest { session, command, begun: 0, outstanding: 0, error: None, charge };
+        let request = ActiveRequest::new(session, command, charge);
         let id = self.free.pop().unwrap_or_else(|| {
             self.requests.push(None);
             (self.requests.len() - 1) as u32
@@ -310,16 +323,18 @@ impl ActiveTable {
     /// Begins the next piece of a request.
     pub(super) fn begin_piece(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
         let request = self.request(id);
-        let access = turn.device.access();
-        match (request.command.kind, zeroing(&request.command, request.rest(), TRIM_PIECE, access, turn.mapping)) {
+        let durable = request.is_durable();
+        let zeroing = zeroing(&request.command, request.rest(), TRIM_PIECE, turn.device.access(), turn.mapping);
+        match (request.command.kind, zeroing.filter(|_| request.can_deallocate)) {
             // A trim leaves what is no whole hole, which the device knows: zeroes there would allocate.
-            (_, Some(Zeroing::Deallocate(len))) | (command::TRIM, Some(Zeroing::Write(len))) => {
-                self.begin_discard(id, len, turn)
+            (command::TRIM, Some(Zeroing::Deallocate(len) | Zeroing::Write(len))) => {
+                self.begin_discard(id, Operation::Discard { durable }, len, turn)
             }
+            (_, Some(Zeroing::Deallocate(len))) => self.begin_discard(id, Operation::Deallocate { durable }, len, turn),
             (_, Some(Zeroing::Write(len))) => self.begin_transfer(id, len, owner, turn),
             (command::TRIM, _) => {
                 let len = request.piece_len(TRIM_PIECE, turn);
-                self.begin_discard(id, len, turn)
+                self.begin_discard(id, Operation::Discard { durable }, len, turn)
             }
             (command::FLUSH | command::CACHE, _) => self.begin_without_buffer(id, turn),
             (command::BLOCK_STATUS, _) => self.begin_block_status(id, owner, turn),
@@ -335,19 +350,19 @@ impl ActiveTable {
         }
     }
 
-    fn begin_discard(&mut self, id: u32, len: u64, turn: &mut Turn<'_>) -> Attempt {
+    fn begin_discard(&mut self, id: u32, operation: Operation, len: u64, turn: &mut Turn<'_>) -> Attempt {
         if self.trims >= MAX_TRIMS {
             return Attempt::Blocked;
         }
         self.trims += 1;
-        let durable = self.request(id).is_durable();
-        self.begin_dataless(id, Operation::Discard { durable }, len, turn)
+        self.begin_dataless(id, operation, len, turn)
     }
 
     fn begin_dataless(&mut self, id: u32, operation: Operation, len: u64, turn: &mut Turn<'_>) -> Attempt {
         let (offset, _) = self.request(id).rest();
         let request = self.request_mut(id);
         request.begun += len;
+        request.dataless = len;
         request.outstanding += 1;
         turn.requests.push_back(Request { id: id.into(), operation, offset, len, data: None, spare: None });
         // As long as the store takes, which is not known.
@@ -369,6 +384,11 @@ impl ActiveTable {
     fn begin_transfer(&mut self, id: u32, max_len: u64, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
         let request = self.request(id);
         let (offset, rest) = request.rest();
+        if turn.mapping.place(offset, rest).is_err() {
+            // The device was resized after the command was checked. A longer one may be ahead of the worker's mapping.
+            let is_beyond = offset.saturating_add(rest) > turn.device.len();
+            return if is_beyond { self.end_beyond_device(id, owner) } else { Attempt::Blocked };
+        }
         let rest = rest.min(max_len);
         let (is_durable, min_competing_len) = (request.is_durable(), request.min_competing_len());
         let purpose = match request.command.kind {
@@ -417,6 +437,32 @@ impl ActiveTable {
         let data = Some((mapped, buffer));
         turn.requests.push_back(Request { id: id.into(), operation, offset, len: rest, data, spare });
         Attempt::Begun { cost }
+    }
+
+    /// Ends a request whose rest is beyond the end of the device.
+    fn end_beyond_device(&mut self, id: u32, owner: &mut Owner<'_>) -> Attempt {
+        let request = self.request_mut(id);
+        let (kind, begun) = (request.command.kind, request.begun);
+        // As the check of a command answers.
+        let error = if kind == command::READ { NbdError::Inval } else { NbdError::NoSpace };
+        request.error.get_or_insert(error);
+        match kind {
+            command::WRITE => return Attempt::Skip { rest: request.rest().1 },
+            command::READ if owner.style == ReplyStyle::Simple && begun > 0 => return Attempt::Disconnect,
+            _ => {}
+        }
+        owner.output.send_chunks_first(id);
+        self.finish(id, owner);
+        Attempt::Begun { cost: 0 }
+    }
+
+    /// Takes note that the rest of a write's payload was skipped.
+    pub(super) fn on_skipped(&mut self, id: u32, owner: &mut Owner<'_>) {
+        let request = self.request_mut(id);
+        request.begun = request.command.len;
+        if request.outstanding == 0 {
+            self.finish(id, owner);
+        }
     }
 
     /// Returns the buffers that the next piece of a request may take.
@@ -484,8 +530,15 @@ impl ActiveTable {
         if kind == command::READ {
             return self.read_finished(id, done, owner, turn);
         }
+        let is_refused = done.result == Err(RequestError::Unsupported) && done.data.is_none();
         give_back(done.data, done.spare, owner.memory, turn.pool);
         let request = self.request_mut(id);
+        if is_refused && kind == command::WRITE_ZEROES && !request.command.has_flag(command_flag::FAST_ZERO) {
+            // Table or access have changed, or the store cannot deallocate: zeroes are written instead.
+            request.begun -= request.dataless;
+            request.can_deallocate = false;
+            return After::NextPiece;
+        }
         if let Err(error) = done.result {
             request.error.get_or_insert(nbd_error(error));
         }
@@ -531,7 +584,7 @@ impl ActiveTable {
                 let at = (offset - command.offset) as usize;
                 whole.data_mut()[at..at + mapped.len].copy_from_slice(&buffer.data()[range]);
                 if !is_last {
-                    self.begin_gathered(id, buffer, whole, turn);
+                    self.begin_gathered(id, buffer, whole, owner, turn);
                     return After::Nothing;
                 }
             }
@@ -562,11 +615,19 @@ impl ActiveTable {
     }
 
     /// Begins the next piece of a read that is gathered in `whole`, into the buffer of the piece before.
-    fn begin_gathered(&mut self, id: u32, buffer: Buffer, whole: Buffer, turn: &mut Turn<'_>) {
+    fn begin_gathered(&mut self, id: u32, buffer: Buffer, whole: Buffer, owner: &mut Owner<'_>, turn: &mut Turn<'_>) {
         let request = self.request_mut(id);
         let (offset, rest) = request.rest();
-        let located = turn.mapping.locate(offset, rest, buffer.capacity());
-        let mapped = located.expect("a device never gets shorter, and the read lies in it");
+        let mapped = match turn.mapping.locate(offset, rest, buffer.capacity()) {
+            Ok(mapped) => mapped,
+            // The device became shorter meanwhile.
+            Err(error) => {
+                request.error = Some(nbd_error(error));
+                owner.memory.give(turn.pool, Some(buffer));
+                owner.memory.give(turn.pool, Some(whole));
+                return self.finish(id, owner);
+            }
+        };
         request.begun += mapped.len as u64;
         request.outstanding += 1;
         turn.requests.push_back(Request {

@@ -304,8 +304,10 @@ impl NbdFrontend {
     fn begin_waiting(&mut self, cx: &mut Context<'_>, index: u32) {
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
         let Self { connections, active, export, throttle, .. } = self;
-        if let Some(connection) = &mut connections[index as usize] {
-            connection.session.begin_waiting(active, &mut lend(cx, (export, throttle), number, now, is_draining));
+        let Some(Connection { session, .. }) = &mut connections[index as usize] else { return };
+        let next = session.begin_waiting(active, &mut lend(cx, (export, throttle), number, now, is_draining));
+        if matches!(next, Next::Disconnect) {
+            self.drop_connection(cx, index);
         }
     }
 

@@ -39,13 +39,21 @@ enum Input {
     PayloadInRing {
         write: PendingWrite,
     },
-    /// Payload of a command that was refused, and the reply that follows it.
+    /// Payload that is not written.
     Skip {
         rest: u64,
-        reply: Head,
+        then: AfterSkip,
     },
     /// Nothing: what still arrives is not read. The limit of a handshake that has not led to transmission still holds.
     Closed(Option<Negotiation>),
+}
+
+/// What follows a payload that is skipped.
+enum AfterSkip {
+    /// The reply to a command that was refused.
+    Reply(Head),
+    /// The end of an active request, which has failed.
+    End(u32),
 }
 
 /// One of those that a counter counts, as long as it lives.
@@ -230,7 +238,7 @@ impl Session {
         match std::mem::replace(&mut self.input, Input::Header) {
             Input::Handshake(negotiation) => self.negotiate(negotiation, turn),
             Input::Payload { write, buffer } => self.read_payload(write, buffer, active, turn),
-            Input::Skip { rest, reply } => self.skip_payload(rest, reply),
+            Input::Skip { rest, then } => self.skip_payload(rest, then, active),
             Input::Header | Input::AwaitBuffer(_) | Input::PayloadInRing { .. } | Input::Closed(_) => Next::Again,
         }
     }
@@ -326,13 +334,14 @@ impl Session {
     fn reply(&mut self, command: &Command, reply: Head) {
         match command.payload_len(self.negotiated.style) {
             0 => self.output.queue_reply(&reply),
-            rest => self.input = Input::Skip { rest, reply },
+            rest => self.input = Input::Skip { rest, then: AfterSkip::Reply(reply) },
         }
     }
 
     fn begin_payload(&mut self, id: u32, active: &mut ActiveTable, turn: &mut Turn<'_>) {
         self.input = match self.begin_piece(id, active, turn) {
             Attempt::Payload { write, buffer, .. } => Input::Payload { write, buffer },
+            Attempt::Skip { rest } => Input::Skip { rest, then: AfterSkip::End(id) },
             _ => Input::AwaitBuffer(id),
         }
     }
@@ -345,6 +354,7 @@ impl Session {
                 self.spent = (turn.number, self.spent_in(turn.number) + (*cost).max(MIN_COST));
             }
             Attempt::NoMemory | Attempt::Blocked => self.waiting.push_back(id),
+            Attempt::Skip { .. } | Attempt::Disconnect => {}
         }
         attempt
     }
@@ -374,15 +384,18 @@ impl Session {
         Next::Again
     }
 
-    fn skip_payload(&mut self, rest: u64, reply: Head) -> Next {
+    fn skip_payload(&mut self, rest: u64, then: AfterSkip, active: &mut ActiveTable) -> Next {
         let available = self.inbox.unread().len();
         let len = available.min(usize::try_from(rest).unwrap_or(usize::MAX));
         self.inbox.consume(len);
         if rest == len as u64 {
-            self.output.queue_reply(&reply);
+            match then {
+                AfterSkip::Reply(reply) => self.output.queue_reply(&reply),
+                AfterSkip::End(id) => active.on_skipped(id, &mut self.owner()),
+            }
             return Next::Again;
         }
-        self.input = Input::Skip { rest: rest - len as u64, reply };
+        self.input = Input::Skip { rest: rest - len as u64, then };
         self.inbox.receive()
     }
 
@@ -466,7 +479,8 @@ impl Session {
             in_ring @ Input::PayloadInRing { .. } => self.input = in_ring,
             Input::Handshake(negotiation) => self.input = Input::Closed(Some(negotiation)),
             closed @ Input::Closed(_) => self.input = closed,
-            Input::Header | Input::Skip { .. } => {}
+            Input::Skip { then: AfterSkip::End(id), .. } => active.abandon(id, &mut self.output),
+            Input::Header | Input::Skip { then: AfterSkip::Reply(_), .. } => {}
         }
     }
 
@@ -500,7 +514,8 @@ impl Session {
     }
 
     /// Begins the next pieces of the requests that wait, each at most once. Requests that need memory keep their order.
-    pub(super) fn begin_waiting(&mut self, active: &mut ActiveTable, turn: &mut Turn<'_>) {
+    /// Returns [`Next::Disconnect`] if one failed in a way that has no reply, otherwise [`Next::Again`].
+    pub(super) fn begin_waiting(&mut self, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Next {
         let mut no_memory = false;
         for _ in 0..self.waiting.len() {
             if self.is_spent(turn.number) {
@@ -513,10 +528,13 @@ impl Session {
             }
             match self.begin_piece(id, active, turn) {
                 Attempt::Payload { write, buffer, .. } => self.input = Input::Payload { write, buffer },
+                Attempt::Skip { rest } => self.input = Input::Skip { rest, then: AfterSkip::End(id) },
                 Attempt::NoMemory => no_memory = true,
                 Attempt::Begun { .. } | Attempt::Blocked => {}
+                Attempt::Disconnect => return Next::Disconnect,
             }
         }
+        Next::Again
     }
 
     /// Has the next piece of a request wait for a turn.

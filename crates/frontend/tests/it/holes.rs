@@ -5,7 +5,7 @@ use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BlockStatus, Geometry, StoreProfile};
-use inlock_engine::{Access, BackingStore, Device, Errno};
+use inlock_engine::{Access, BackingStore, BlockingDevice, CryptMapping, Device, Errno};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
@@ -53,13 +53,24 @@ impl BackingStore for HoleStore {
 fn served(allow_discards: bool) -> (Arc<HoleStore>, Served) {
     let memory = MemoryStore::new(vec![0; (HOLE + LEN) as usize]);
     let store = Arc::new(HoleStore { memory, discards: Mutex::default() });
-    let unit = DataUnitSize::new(4096).expect("a valid unit");
-    let segment = with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(HOLE / 512));
-    let access = Access { read_only: false, allow_discards };
-    let device = Device::new(&[segment], &VolumeKey::new(&[9; 64]), Arc::clone(&store) as _, access);
-    let device = device.and_then(Device::with_zero_holes).expect("the store has exact holes");
-    let served = Served::new(Arc::new(device), rings()[0], 1);
+    let served = Served::new(device_on(&store, HOLE, allow_discards), rings()[0], 1);
     (store, served)
+}
+
+/// A segment whose data begins `data_offset` bytes into the store.
+fn segment_at(data_offset: u64) -> Segment {
+    let unit = DataUnitSize::new(4096).expect("a valid unit");
+    with!(Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit); data_offset: Sector(data_offset / 512))
+}
+
+fn key() -> VolumeKey {
+    VolumeKey::new(&[9; 64])
+}
+
+fn device_on(store: &Arc<HoleStore>, data_offset: u64, allow_discards: bool) -> Arc<Device> {
+    let access = Access { read_only: false, allow_discards };
+    let device = Device::new(&[segment_at(data_offset)], &key(), Arc::clone(store) as _, access);
+    Arc::new(device.and_then(Device::with_zero_holes).expect("the store has exact holes"))
 }
 
 /// First hole and number of holes of each discard.
@@ -136,4 +147,57 @@ fn zeroes_leave_no_hole_unless_discards_are_allowed() {
     assert!(client.read(0, LEN).iter().all(|byte| *byte == 0));
     assert!(store.discards.lock().unwrap().is_empty());
     client.disconnect();
+}
+
+/// Sends a write-zeroes of whole holes to a suspended device, changes the device, and resumes it. Returns the reply.
+fn zeroed_across(served: &Served, flags: u16, (offset, len): (u64, u64), change: impl FnOnce(&Device)) -> u32 {
+    let mut client = Client::open(served.path(), Mode::Extended);
+    served.device.suspend().expect("memory does not fail");
+    let zeroes = client.send(WRITE_ZEROES, flags, offset, len);
+    // Of a later request, so the one before has begun.
+    assert_eq!(client.call(BLOCK_STATUS, 0, 0, HOLE).error, 0);
+    change(&served.device);
+    served.device.resume().expect("it has its key");
+    let error = client.wait(zeroes).error;
+    client.disconnect();
+    error
+}
+
+/// Holes of the old table are no whole holes of the new one.
+#[test]
+fn zeroes_that_wait_while_the_table_is_replaced_are_zeroes_in_the_new_one() {
+    for (flags, len) in [(0, HOLE), (0, 4 * HOLE), (FUA, 4 * HOLE)] {
+        let (store, served) = served(true);
+        BlockingDevice::new(Arc::clone(&served.device)).write_at(&pattern(1, LEN), 0).expect("memory does not fail");
+        // What a device with the new table reads.
+        let moved = HOLE - 4096;
+        let mut model = vec![0; (LEN + 4096) as usize];
+        let other = BlockingDevice::new(device_on(&store, moved, false));
+        other.read_at(&mut model, 0).expect("memory does not fail");
+        let range = (2 * HOLE, len);
+        let error = zeroed_across(&served, flags, range, |device| {
+            let table = CryptMapping::new(&[segment_at(moved)], &key(), HOLE + LEN).expect("a table");
+            device.reload(table).expect("it is longer");
+        });
+        assert_eq!(error, 0);
+        model[range.0 as usize..(range.0 + range.1) as usize].fill(0);
+        assert!(served.plaintext() == model, "{flags} {len}");
+    }
+}
+
+#[test]
+fn zeroes_that_wait_while_discards_are_forbidden_are_written() {
+    for flags in [0, FUA] {
+        let (store, served) = served(true);
+        let mut model = pattern(1, LEN);
+        BlockingDevice::new(Arc::clone(&served.device)).write_at(&model, 0).expect("memory does not fail");
+        assert_eq!(zeroed_across(&served, flags, (HOLE, 3 * HOLE), |device| device.allow_discards(false)), 0);
+        model[HOLE as usize..4 * HOLE as usize].fill(0);
+        assert!(served.plaintext() == model, "{flags}");
+        assert!(store.discards.lock().unwrap().is_empty());
+    }
+    // Writing would not be fast.
+    let (_, served) = served(true);
+    let error = zeroed_across(&served, FAST_ZERO, (0, HOLE), |device| device.allow_discards(false));
+    assert_eq!(error, errno::NOTSUP);
 }

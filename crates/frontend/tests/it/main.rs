@@ -10,6 +10,7 @@ mod holes;
 mod load;
 mod park;
 mod regressions;
+mod resize;
 mod stop;
 mod support;
 mod tls;

@@ -29,12 +29,6 @@ fn assert_disconnected(stream: &mut UnixStream) {
     assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "the server leaves a client waiting");
 }
 
-fn wait_until(what: impl Fn() -> bool) {
-    while !what() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Two replies in pieces are not mixed, and do not wait for each other's memory for ever.
 #[test]
 fn long_simple_replies_come_one_after_the_other() {

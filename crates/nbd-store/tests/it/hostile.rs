@@ -246,9 +246,12 @@ fn hostile_cases_have_names_of_their_own() {
 /// Wrong answers about extents never make a hole of data, and never fail anything.
 #[test]
 fn lies_about_extents_leave_the_range_allocated() {
-    let lies: [(&str, Lie, bool); 6] = [
+    let lies: [(&str, Lie, bool); 9] = [
         ("length 0", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(0, 3), After::Stall))?, false),
-        ("too long", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(1 << 31, 1), After::GoOn))?, true),
+        ("too long", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(1 << 31, 3), After::GoOn))?, true),
+        ("hole that is not zero", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(65536, 1), After::GoOn))?, false),
+        ("zero that is no hole", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(65536, 2), After::GoOn))?, false),
+        ("unknown flags", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(65536, !3), After::GoOn))?, false),
         ("simple reply", |c, a| (a.kind == STATUS).then(|| send(c, &a.simple(0), After::Stall))?, false),
         ("nothing", |c, a| (a.kind == STATUS).then(|| send(c, &a.chunk(0, true, &[]), After::Stall))?, false),
         ("error", |c, a| (a.kind == STATUS).then(|| send(c, &a.error(22), After::GoOn))?, false),

@@ -175,7 +175,7 @@ fn only_a_read_in_one_chunk_competes_for_long_buffers() {
         (command(command::READ, 0, 0, 8192), 0),
         (command(command::BLOCK_STATUS, command_flag::REQ_ONE, 0, 8192), 0),
     ] {
-        let request = ActiveRequest { session: 0, command, begun: 0, outstanding: 0, error: None, charge: None };
+        let request = ActiveRequest::new(0, command, None);
         assert_eq!(request.min_competing_len(), len);
     }
 }
@@ -219,9 +219,7 @@ fn only_a_request_that_has_not_begun_waits_behind_others() {
     let command = command(command::READ, 0, 0, 8192);
     active
         .requests
-        .extend([0, 4096].map(|begun| {
-            Some(ActiveRequest { session: 0, command, begun, outstanding: 0, error: None, charge: None })
-        }));
+        .extend([0, 4096].map(|begun| Some(ActiveRequest { begun, ..ActiveRequest::new(0, command, None) })));
     active.min_blocked_len.add(true, 4096);
     let mut is_behind = |id| active.supply(id, &Output::new(), false, &mut turn).is_behind;
     assert_eq!([is_behind(0), is_behind(1)], [true, false]);

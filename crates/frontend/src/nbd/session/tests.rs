@@ -15,6 +15,7 @@ use inlock_engine::{Access, Device, Mapping, RequestError};
 
 mod failures;
 mod held;
+mod resized;
 mod waiting;
 
 const DEVICE_LEN: u64 = 4 << 20;
@@ -184,10 +185,10 @@ impl Fixture {
         })
     }
 
-    fn begin_waiting(&mut self) {
+    fn begin_waiting(&mut self) -> Next {
         self.turn += 1;
         self.active.begin_turn();
-        self.with_turn(|session, active, turn| session.begin_waiting(active, turn));
+        self.with_turn(|session, active, turn| session.begin_waiting(active, turn))
     }
 
     /// Takes buffers from the pool until `left` are left.
