@@ -3,6 +3,8 @@
 mod harness;
 #[path = "serve/many.rs"]
 mod many;
+#[path = "serve/many_close.rs"]
+mod many_close;
 #[path = "serve/many_metrics.rs"]
 mod many_metrics;
 #[path = "serve/many_verbs.rs"]

@@ -48,6 +48,16 @@ pub(crate) struct Volumes {
     changing: Mutex<()>,
     /// Clients at rest.
     parking: Parking,
+    freed: Mutex<FreedMemory>,
+}
+
+/// Memory of volumes that were closed.
+#[derive(Default)]
+struct FreedMemory {
+    /// Volumes that were open when this was last looked at.
+    open: usize,
+    /// Volumes were closed, and their memory was not given back to the system.
+    is_kept: bool,
 }
 
 struct State {
@@ -74,6 +84,9 @@ pub(super) struct EntryState {
     pub(super) is_added: bool,
     /// It was removed, or the server stops.
     pub(super) is_removed: bool,
+    /// Failure of the last closing, whichever thread it ran on: writes may be lost. A volume that is opened again
+    /// forgets it.
+    close_failure: Option<String>,
 }
 
 pub(super) enum Stage {
@@ -90,6 +103,8 @@ pub(super) struct Running {
     pub(super) info: Box<RuntimeInfo>,
     pub(super) opened: Instant,
     idle_since: Option<Instant>,
+    /// It was reported that a worker cannot start.
+    is_start_failure_reported: bool,
 }
 
 impl Volumes {
@@ -107,7 +122,7 @@ impl Volumes {
         let entries = volumes.into_iter().map(|(name, config)| (name.clone(), Entry::new(name, config, false)));
         let state = State { default, idle_timeout, entries: entries.collect() };
         let parking = Parking::start()?;
-        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default(), parking })
+        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default(), parking, freed: Mutex::default() })
     }
 
     /// Returns the options of TLS.
@@ -174,8 +189,14 @@ impl Volumes {
         removed.iter().for_each(|entry| lock(&entry.state).is_removed = true);
         let count = removed.len();
         to_close.extend(removed);
-        close_all(&to_close, IfOpening::Leave);
-        Ok(format!("{new} volumes added, {count} removed, {changed} changed"))
+        let is_flushed = close_all(&to_close, IfOpening::Leave);
+        let outcome = format!("{new} volumes added, {count} removed, {changed} changed");
+        if !is_flushed {
+            let message = format!("{outcome}. The last writes to a volume that was closed may be lost.");
+            let hint = Some("the log of the server names the volume and the cause".to_owned());
+            return Err(CliError::Remote(message, hint, Status::Wrong).into());
+        }
+        Ok(outcome)
     }
 
     /// Adds a volume with these keys of a table. An error changes nothing.
@@ -221,13 +242,17 @@ impl Volumes {
         }
     }
 
-    /// Closes volumes that have been idle for long enough, or whose workers have failed.
+    /// Closes volumes that have been idle for long enough, or whose workers have failed. To be called about once a
+    /// second.
     pub(crate) fn close_idle(&self) {
         let now = Instant::now();
+        let mut open = 0;
         for entry in self.entries() {
             let mut state = lock(&entry.state);
             let timeout = state.config.idle_timeout;
             let Stage::Open(running) = &mut state.stage else { continue };
+            open += 1;
+            running.report_start_failure(&entry.name);
             if running.server.clients() > 0 {
                 running.idle_since = None;
             }
@@ -239,6 +264,18 @@ impl Volumes {
                 // A failure was reported.
                 let _ = entry.end(state);
             }
+        }
+        self.release_memory(open);
+    }
+
+    /// Gives memory of volumes that were closed back to the system, when no more are being closed.
+    fn release_memory(&self, open: usize) {
+        let mut freed = lock(&self.freed);
+        let before = std::mem::replace(&mut freed.open, open);
+        if open < before {
+            freed.is_kept = true;
+        } else if std::mem::take(&mut freed.is_kept) {
+            inlock_engine::allocator::release_freed_pages();
         }
     }
 
@@ -315,7 +352,7 @@ enum Change {
 
 impl Entry {
     fn new(name: String, config: VolumeConfig, is_added: bool) -> Arc<Self> {
-        let state = EntryState { config, stage: Stage::Closed, is_added, is_removed: false };
+        let state = EntryState { config, stage: Stage::Closed, is_added, is_removed: false, close_failure: None };
         Arc::new(Self { name, waiting: AtomicUsize::new(0), state: Mutex::new(state), changed: Condvar::new() })
     }
 
@@ -362,6 +399,7 @@ impl Entry {
             Ok(running) => {
                 running.server.set_limits(state.config.limits);
                 state.stage = Stage::Open(Box::new(running));
+                state.close_failure = None;
                 if !is_wanted {
                     // A failure was reported.
                     let _ = self.end(state);
@@ -414,15 +452,20 @@ impl Entry {
         Ok(())
     }
 
-    /// Closes the volume. Blocks.
+    /// Closes the volume, or waits until another thread has. Blocks.
     ///
     /// # Errors
-    /// Writes may be lost. This was reported.
+    /// Writes may be lost: this closing has failed, or that of the other thread, or the last one if the volume is
+    /// closed. This was reported.
     fn close(&self, opening: IfOpening) -> anyhow::Result<()> {
         let mut state = lock(&self.state);
         loop {
             match (&state.stage, opening) {
-                (Stage::Closed, _) | (Stage::Opening, IfOpening::Leave) => return Ok(()),
+                (Stage::Closed, _) => {
+                    let failed = |text: &String| CliError::Remote(text.clone(), None, Status::Wrong).into();
+                    return state.close_failure.as_ref().map_or(Ok(()), |text| Err(failed(text)));
+                }
+                (Stage::Opening, IfOpening::Leave) => return Ok(()),
                 (Stage::Open(_), _) => return self.end(state),
                 (Stage::Opening | Stage::Closing, _) => state = self.wait(state),
             }
@@ -443,7 +486,10 @@ impl Entry {
         if let Err(error) = &closed {
             print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
         }
-        lock(&self.state).stage = Stage::Closed;
+        let mut state = lock(&self.state);
+        state.stage = Stage::Closed;
+        state.close_failure = closed.as_ref().err().map(message_of);
+        drop(state);
         self.changed.notify_all();
         closed
     }
@@ -493,7 +539,20 @@ impl Running {
             threads: options.threads,
             ..RuntimeInfo::new(&name, info, &stores.device)
         });
-        Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None })
+        Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None, is_start_failure_reported: false })
+    }
+
+    /// Reports that a worker cannot start, and that it runs again.
+    fn report_start_failure(&mut self, name: &str) {
+        let failure = self.server.start_failure();
+        if failure.is_some() == self.is_start_failure_reported {
+            return;
+        }
+        self.is_start_failure_reported = failure.is_some();
+        match failure {
+            Some(cause) => print_stderr(format_args!("inlock: volume {name}: {cause}; its clients wait")),
+            None => print_stderr(format_args!("inlock: volume {name}: its clients are served again")),
+        }
     }
 
     /// Answers what was read, disconnects its clients, flushes, and wipes its keys.

@@ -229,10 +229,10 @@ fn volume_that_is_removed_while_it_opens_is_closed_again() {
 }
 
 /// An NBD server that can stand still. It is killed when dropped.
-struct Store(Child);
+pub(crate) struct Store(Child);
 
 impl Store {
-    fn start(dir: &Dir) -> (Self, String) {
+    pub(crate) fn start(dir: &Dir) -> (Self, String) {
         let (image, socket) = (dir.image("stored", 4), dir.name("store"));
         let mut command = crate::harness::inlock();
         command.args(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{socket}")]);
@@ -242,7 +242,7 @@ impl Store {
         (Self(child), uri.trim().to_owned())
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).expect("it runs");
     }
 }

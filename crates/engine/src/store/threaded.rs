@@ -9,16 +9,19 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Operations that the queue has memory for from the start.
 const CAPACITY: usize = 4096;
+/// Time without operations after which a thread ends.
+const IDLE_LIMIT: Duration = Duration::from_secs(3);
 
-/// A store with threads of its own.
+/// A store with threads of its own. Those that have had nothing to do for some seconds end, except for one, and start
+/// again when all others are busy.
 ///
 /// Dropping it waits for the operations in progress, and fails those that wait.
 pub struct ThreadedStore {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
     /// Lengths in bytes of the longest read and the longest write that are calls of the worker.
     inline: (usize, usize),
 }
@@ -27,13 +30,19 @@ struct Shared {
     store: Arc<dyn BackingStore>,
     queue: Mutex<Queue>,
     filled: Condvar,
+    max_threads: usize,
+    idle_limit: Duration,
 }
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Pending>,
-    /// Threads that wait for operations, and were not woken.
+    /// Threads that wait for operations, and those of them that were woken.
     idle: usize,
+    woken: usize,
+    /// Threads that have not ended.
+    running: usize,
+    threads: Vec<JoinHandle<()>>,
     /// No operation is carried out any longer.
     is_closed: bool,
     /// The threads end.
@@ -47,15 +56,22 @@ impl ThreadedStore {
     ///
     /// A thread cannot be started.
     pub fn start(store: Arc<dyn BackingStore>, threads: usize) -> io::Result<Self> {
-        let threads = threads.max(1);
-        let queue = Queue { waiting: VecDeque::with_capacity(CAPACITY), ..Queue::default() };
-        let shared = Arc::new(Shared { store, queue: Mutex::new(queue), filled: Condvar::new() });
+        Self::with_idle_limit(store, threads, IDLE_LIMIT)
+    }
+
+    fn with_idle_limit(store: Arc<dyn BackingStore>, threads: usize, idle_limit: Duration) -> io::Result<Self> {
+        let max_threads = threads.max(1);
+        let queue = Queue {
+            waiting: VecDeque::with_capacity(CAPACITY),
+            threads: Vec::with_capacity(max_threads),
+            ..Queue::default()
+        };
+        let (queue, filled) = (Mutex::new(queue), Condvar::new());
+        let shared = Arc::new(Shared { store, queue, filled, max_threads, idle_limit });
         // Dropped if a thread cannot be started, which ends the others.
-        let mut this = Self { shared, threads: Vec::with_capacity(threads), inline: (0, 0) };
-        for number in 0..threads {
-            let shared = Arc::clone(&this.shared);
-            let thread = std::thread::Builder::new().name(format!("inlock-s{number}"));
-            this.threads.push(thread.spawn(move || shared.run())?);
+        let this = Self { shared, inline: (0, 0) };
+        for _ in 0..max_threads {
+            this.shared.start_thread(&mut this.shared.queue())?;
         }
         Ok(this)
     }
@@ -71,10 +87,13 @@ impl ThreadedStore {
 
 impl Drop for ThreadedStore {
     fn drop(&mut self) {
-        self.shared.queue().is_ended = true;
+        let mut queue = self.shared.queue();
+        queue.is_ended = true;
+        let threads = std::mem::take(&mut queue.threads);
+        drop(queue);
         self.shared.close();
         self.shared.filled.notify_all();
-        for thread in self.threads.drain(..) {
+        for thread in threads {
             // It has no panic to report: those of operations are caught.
             let _ = thread.join();
         }
@@ -95,7 +114,18 @@ impl Shared {
         drop(failed);
     }
 
-    /// Carries out operations until the store is dropped.
+    /// Starts one more thread.
+    fn start_thread(self: &Arc<Self>, queue: &mut Queue) -> io::Result<()> {
+        // Those that were idle for long have ended.
+        queue.threads.retain(|thread| !thread.is_finished());
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(format!("inlock-s{}", queue.running));
+        queue.threads.push(thread.spawn(move || shared.run())?);
+        queue.running += 1;
+        Ok(())
+    }
+
+    /// Carries out operations until the store is dropped, or the thread was idle for long and is not the last one.
     fn run(&self) {
         let mut queue = self.queue();
         while !queue.is_ended {
@@ -107,10 +137,19 @@ impl Shared {
                 }
                 None => {
                     queue.idle += 1;
-                    queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    let waited = self.filled.wait_timeout(queue, self.idle_limit);
+                    let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                    queue = after;
+                    queue.idle -= 1;
+                    // It may have been woken, and have timed out before that.
+                    queue.woken = queue.woken.saturating_sub(1);
+                    if timeout.timed_out() && queue.waiting.is_empty() && queue.running > 1 {
+                        break;
+                    }
                 }
             }
         }
+        queue.running -= 1;
     }
 
     fn carry_out(&self, mut pending: Pending) {
@@ -136,12 +175,13 @@ impl AsyncStore for ThreadedStore {
             return pending.complete(Err(Errno::IO));
         }
         queue.waiting.push_back(pending);
-        // Waking costs a system call; a busy thread takes the operation later.
-        let is_idle = queue.idle > 0;
-        queue.idle = queue.idle.saturating_sub(1);
-        drop(queue);
-        if is_idle {
+        if queue.woken < queue.idle {
+            queue.woken += 1;
+            drop(queue);
             self.shared.filled.notify_one();
+        } else if queue.running < self.shared.max_threads {
+            // Without one more thread the others take the operation later.
+            let _ = self.shared.start_thread(&mut queue);
         }
     }
 
@@ -197,5 +237,89 @@ impl BackingStore for ThreadedStore {
 
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         self.shared.store.block_status(offset, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::asynchronous::{read_at, write_at};
+    use super::super::memory::MemoryStore;
+    use super::*;
+    use std::sync::Barrier;
+
+    /// Memory whose writes wait for one another.
+    struct Together {
+        memory: MemoryStore,
+        barrier: Barrier,
+    }
+
+    impl BackingStore for Together {
+        fn geometry(&self) -> Geometry {
+            self.memory.geometry()
+        }
+
+        fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+            self.memory.read_at(data, offset)
+        }
+
+        fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+            self.barrier.wait();
+            self.memory.write_at(data, offset)
+        }
+
+        fn sync(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+            self.memory.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn idle_threads_end_and_start_again() {
+        const THREADS: usize = 4;
+        let memory = Together { memory: MemoryStore::new(vec![0; 4096]), barrier: Barrier::new(THREADS) };
+        let limit = Duration::from_millis(5);
+        let store = ThreadedStore::with_idle_limit(Arc::new(memory), THREADS, limit).unwrap();
+        for round in 1..20 {
+            while store.shared.queue().running > 1 {
+                std::thread::yield_now();
+            }
+            // The last one stays.
+            let mut found = [0; 1];
+            assert_eq!(read_at(&store, &mut found, 0), Ok(1));
+            std::thread::sleep(2 * limit);
+            assert_eq!(store.shared.queue().running, 1);
+            // None of these ends unless all run at the same time.
+            std::thread::scope(|scope| {
+                for number in 0..THREADS as u64 {
+                    let store = &store;
+                    scope.spawn(move || assert_eq!(write_at(store, &[round], number, false), Ok(1)));
+                }
+            });
+            let (running, handles) = (store.shared.queue().running, store.shared.queue().threads.len());
+            assert!(running <= THREADS && handles <= 2 * THREADS, "{running} threads, {handles} of them not forgotten");
+        }
+    }
+
+    #[test]
+    fn no_operation_is_forgotten_by_threads_that_end() {
+        let store = Arc::new(MemoryStore::new(vec![0; 4096]));
+        // Threads are about to end whenever an operation comes.
+        let store = ThreadedStore::with_idle_limit(store, 3, Duration::from_micros(50)).unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..2 {
+                let store = &store;
+                scope.spawn(move || {
+                    for round in 0..3000 {
+                        assert_eq!(write_at(store, &[round as u8], number, false), Ok(1));
+                        (0..round % 100).for_each(|_| std::hint::spin_loop());
+                    }
+                });
+            }
+        });
+        let queue = store.shared.queue();
+        assert!(queue.woken <= queue.idle && queue.idle <= queue.running && queue.running <= 3);
     }
 }

@@ -15,7 +15,7 @@ use inlock_engine::worker::Mailbox;
 use inlock_engine::{Device, Offload};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// The exports of a server.
@@ -90,7 +90,8 @@ impl Dispatcher {
     pub(super) fn lease(self: &Arc<Self>) -> Option<Lease> {
         let count = CountGuard::new(&self.live);
         let is_in_limit = self.live.load(Ordering::Relaxed) <= self.options.max_connections;
-        is_in_limit.then(|| Lease { dispatcher: Arc::clone(self), count })
+        let (relays, drain) = (Arc::clone(&self.relays), self.options.limits.drain);
+        is_in_limit.then(|| Lease { dispatcher: Arc::downgrade(self), relays, drain, count })
     }
 }
 
@@ -165,6 +166,11 @@ impl ExportServer {
         self.slots.iter().all(|slot| slot.is_healthy())
     }
 
+    /// Returns why clients wait for a worker that cannot start, if they do. It is tried again by itself.
+    pub fn start_failure(&self) -> Option<String> {
+        self.slots.iter().find_map(|slot| slot.start_failure())
+    }
+
     /// Returns the I/O backend of the workers.
     pub fn ring_name(&self) -> &'static str {
         self.team.ring_name.get().copied().unwrap_or_default()
@@ -185,7 +191,8 @@ impl ExportServer {
     }
 
     /// Answers the requests that were read, disconnects the clients, and puts everything that was written on stable
-    /// storage, as [`Server::stop`](super::server::Server::stop) does. Blocks.
+    /// storage, as [`Server::stop`](super::server::Server::stop) does. Blocks. After that only this value has the device,
+    /// no thread and no client in its handshake.
     ///
     /// # Errors
     /// A worker has failed, or the final flush fails.
@@ -213,35 +220,47 @@ impl ExportServer {
 
 impl Drop for ExportServer {
     fn drop(&mut self) {
+        // A client that comes later would find no worker.
+        self.dispatcher.relays.limit(Instant::now());
         // `stop` has reported failures before.
         let _ = self.finish();
     }
 }
 
-/// The right to connect one client to an export. While it lives, the export has a client.
+/// The right to connect one client to an export. While it lives, the export has a client, but it does not keep the
+/// device: a client may take its time for the handshake.
 pub struct Lease {
-    dispatcher: Arc<Dispatcher>,
+    dispatcher: Weak<Dispatcher>,
+    relays: Arc<Relays>,
+    drain: Duration,
     count: CountGuard,
 }
 
 impl Lease {
-    /// Returns what clients are told now: the device may have grown.
-    pub(super) fn export(&self) -> Export {
-        describe(&self.dispatcher.device, &self.dispatcher.options)
+    /// Returns what clients are told now: the device may have grown. `None`: the workers have stopped.
+    pub(super) fn export(&self) -> Option<Export> {
+        self.with_dispatcher(|dispatcher| describe(&dispatcher.device, &dispatcher.options))
+    }
+
+    fn with_dispatcher<T>(&self, run: impl FnOnce(&Dispatcher) -> T) -> Option<T> {
+        self.relays.unless_stopping(|| self.dispatcher.upgrade().map(|dispatcher| run(&dispatcher)))
     }
 
     /// Returns a place among the threads that pass bytes on for clients of the volume, and the time that they have for
     /// last replies.
     pub(super) fn relay(&self) -> (RelayGuard, Duration) {
-        (self.dispatcher.relays.enter(), self.dispatcher.options.limits.drain)
+        (self.relays.enter(), self.drain)
     }
 
-    /// Gives a client to a worker.
+    /// Gives a client to a worker. If the workers have stopped, the client is disconnected.
     pub(super) fn connect(self, socket: OwnedFd, negotiated: Negotiated) {
-        let Self { dispatcher, count } = self;
-        let number = dispatcher.next.fetch_add(1, Ordering::Relaxed);
+        let Self { dispatcher, relays, count, .. } = self;
         let message = Message::Adopt { socket, negotiated, live: count };
-        // A worker that has stopped would never close the socket.
-        dispatcher.relays.unless_stopping(|| dispatcher.workers.post(number, message));
+        relays.unless_stopping(|| {
+            let dispatcher = dispatcher.upgrade()?;
+            let number = dispatcher.next.fetch_add(1, Ordering::Relaxed);
+            dispatcher.workers.post(number, message);
+            Some(())
+        });
     }
 }

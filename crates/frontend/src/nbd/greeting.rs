@@ -142,7 +142,7 @@ impl Greeting {
         });
         match (found, &self.lease) {
             (Ok(name), Some((_, lease))) => {
-                let step = handshake.advance(&lease.export(), item, out).ok()?.1;
+                let step = handshake.advance(&lease.export()?, item, out).ok()?.1;
                 if number == option::SET_META_CONTEXT {
                     self.contexts_of = Some(name);
                 }

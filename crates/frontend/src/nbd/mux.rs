@@ -119,6 +119,8 @@ pub(super) struct NbdFrontend {
     throttle: Option<Arc<Throttle>>,
     /// A connection of the turn queue waits for a limit of the export.
     is_throttled: bool,
+    /// The throttle counts the time for which requests wait.
+    is_holding: bool,
     /// Connections of the turn queue are being served.
     is_serving: bool,
     /// Set if the worker stops when its clients are at rest.
@@ -148,6 +150,7 @@ impl NbdFrontend {
             drain_until: None,
             throttle: None,
             is_throttled: false,
+            is_holding: false,
             is_serving: false,
             rest: None,
             was_used: false,
@@ -565,6 +568,16 @@ impl Frontend for NbdFrontend {
         if in_handshake || !self.turn_queue.is_empty() || self.drain_until.is_some() {
             wait = Wait::Until(self.next_scan - self.now);
         }
+        // The last one may have been dropped since it was served.
+        self.is_throttled &= !self.turn_queue.is_empty();
+        if self.is_holding
+            && !self.is_throttled
+            && let Some(throttle) = &self.throttle
+        {
+            // Those that waited have begun, or have left.
+            throttle.end_hold(self.now);
+        }
+        self.is_holding = self.is_throttled;
         if let Some(throttle) = self.throttle.as_ref().filter(|_| self.is_throttled) {
             match throttle.blocked(self.now) {
                 None => wait = Wait::No,

@@ -49,12 +49,11 @@ impl Relays {
         self.lock().until = Some(until);
     }
 
-    /// Calls `give`, which gives a client to a worker, unless the workers stop.
-    pub(super) fn unless_stopping(&self, give: impl FnOnce()) {
+    /// Returns what `use_workers` does, or `None` if the workers stop. It does not run any longer when
+    /// [`Relays::limit`] has returned.
+    pub(super) fn unless_stopping<T>(&self, use_workers: impl FnOnce() -> Option<T>) -> Option<T> {
         let state = self.lock();
-        if state.until.is_none() {
-            give();
-        }
+        if state.until.is_none() { use_workers() } else { None }
     }
 
     /// Blocks until all threads have ended. They do when their worker has, within the limit.

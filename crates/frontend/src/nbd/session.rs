@@ -281,6 +281,8 @@ impl Session {
             self.input = Input::Closed(None);
             return Next::Again;
         }
+        // It waits for something else, unless it gets as far as the limit.
+        let held_since = self.held_since.take();
         if self.memory.is_full() || !self.output.has_room() {
             return Next::Wait;
         }
@@ -290,11 +292,12 @@ impl Session {
         // A client that has sent nothing waits for nothing.
         let has_input = !self.inbox.unread().is_empty();
         if has_input && turn.must_wait {
+            self.held_since = held_since;
             return Next::Throttled;
         }
         let held = if has_input { turn.hold() } else { None };
         let is_in_flight = held == Some(Blocked::InFlight);
-        self.held_since = is_in_flight.then(|| self.held_since.unwrap_or(turn.now));
+        self.held_since = is_in_flight.then(|| held_since.unwrap_or(turn.now));
         if held.is_some() {
             return Next::Throttled;
         }

@@ -152,6 +152,14 @@ impl Throttle {
         Charge { throttle: Arc::clone(self), in_flight }
     }
 
+    /// Ends the time of waiting: no request waits for a limit any longer, although none may begin.
+    pub(super) fn end_hold(&self, now: Instant) {
+        let (mut state, _) = self.look(now);
+        if let Some(since) = state.held_since.take() {
+            state.throttled += now.saturating_duration_since(since);
+        }
+    }
+
     pub(super) fn stats(&self, now: Instant) -> ThrottleStats {
         let (state, _) = self.look(now);
         let held = state.held_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
@@ -280,5 +288,20 @@ mod tests {
         // The debt is paid after five seconds, and nothing looked at it.
         assert_eq!(throttle.stats(at(60)).throttled, Duration::from_secs(3));
         assert_eq!(throttle.stats(at(90)).throttled, Duration::from_secs(3));
+    }
+
+    #[test]
+    fn time_at_a_limit_ends_with_those_that_wait() {
+        let start = Instant::now();
+        let at = |secs| start + Duration::from_secs(secs);
+        let throttle = throttle(ExportLimits { in_flight: Some(1), ..ExportLimits::default() }, start);
+        let _charge = throttle.begin(0, 1, start);
+        throttle.end_hold(at(1));
+        assert_eq!(throttle.stats(at(2)).throttled, Duration::ZERO, "nothing has waited");
+        assert!(throttle.hold(at(3)).is_some());
+        throttle.end_hold(at(5));
+        assert_eq!(throttle.stats(at(60)).throttled, Duration::from_secs(2));
+        assert!(throttle.hold(at(70)).is_some());
+        assert_eq!(throttle.stats(at(71)).throttled, Duration::from_secs(3));
     }
 }

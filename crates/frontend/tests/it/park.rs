@@ -9,17 +9,17 @@ use inlock_frontend::nbd::listener::ExportListener;
 use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::server::{Limits, Listen, ServerOptions};
 use inlock_frontend::nbd::throttle::ExportLimits;
-use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::nbd::{Connection, Mode, go_data, option_bytes};
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const LEN: u64 = 4 * MIB;
 const PATIENCE: Duration = Duration::from_secs(600);
 
-struct One(Arc<ExportServer>);
+struct One(Mutex<Option<Arc<ExportServer>>>);
 
 impl Catalog for One {
     fn names(&self) -> Vec<String> {
@@ -27,7 +27,8 @@ impl Catalog for One {
     }
 
     fn open(&self, _name: &str) -> Result<Lease, Unavailable> {
-        self.0.lease().ok_or(Unavailable::Refused)
+        let server = self.0.lock().unwrap();
+        server.as_ref().and_then(|server| server.lease()).ok_or(Unavailable::Refused)
     }
 }
 
@@ -35,6 +36,7 @@ impl Catalog for One {
 struct Exported {
     server: Arc<ExportServer>,
     device: Arc<Device>,
+    catalog: Arc<One>,
     socket: PathBuf,
     _listener: ExportListener,
     _parking: Parking,
@@ -53,9 +55,10 @@ impl Exported {
         let server = ExportServer::start(Arc::clone(&device), &options, ExportLimits::default(), &parking);
         let server = Arc::new(server.expect("the workers start"));
         let listen = Listen::Unix(socket.clone());
-        let catalog = Arc::new(One(Arc::clone(&server)));
-        let listener = ExportListener::start(&listen, catalog, Limits::default(), None).expect("it listens");
-        Self { server, device, socket, _listener: listener, _parking: parking, _dir: dir }
+        let catalog = Arc::new(One(Mutex::new(Some(Arc::clone(&server)))));
+        let listener = ExportListener::start(&listen, catalog.clone(), Limits::default(), None);
+        let listener = listener.expect("it listens");
+        Self { server, device, catalog, socket, _listener: listener, _parking: parking, _dir: dir }
     }
 
     fn client(&self) -> Connection {
@@ -252,4 +255,35 @@ fn clients_keep_what_they_negotiated() {
             }
         }
     }
+}
+
+/// Threads of workers that end, the thread that watches clients, and clients in their handshake.
+#[test]
+fn device_is_free_when_a_server_has_stopped() {
+    /// NBD_OPT_INFO
+    const INFO: u32 = 6;
+    let mut random = Random::new(5);
+    let rounds = 300;
+    for round in 0..rounds {
+        let exported = Exported::new(memory(LEN), IoMode::Auto, 2);
+        let mut asking = Connection::haggle(&exported.socket, PATIENCE).expect("a server");
+        asking.send(&option_bytes(INFO, &go_data(NAME.as_bytes(), &[]))).expect("a connection");
+        asking.option_replies().expect("replies");
+        let mut clients = [(); 2].map(|()| exported.client());
+        for client in &mut clients {
+            assert!(client.read(0, 512).is_ok());
+            dawdle(&mut random);
+        }
+        let [first, mut second] = clients;
+        // Workers start and end around this.
+        let _ = if round % 2 == 0 { first.disconnect() } else { second.request(0, READ, 0, 512).map(drop) };
+        dawdle(&mut random);
+        let Exported { server, device, catalog, .. } = exported;
+        catalog.0.lock().unwrap().take();
+        server.stop().expect("no write is lost");
+        drop(server);
+        assert_eq!(Arc::strong_count(&device), 1, "round {round}: the device is in use");
+        assert!(asking.go(NAME.as_bytes()).is_err(), "a client has a device that is gone");
+    }
+    count("servers that stopped with clients in their handshake", rounds);
 }

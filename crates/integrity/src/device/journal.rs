@@ -170,7 +170,7 @@ impl Journal {
                     self.seal(core, &mut state);
                     if self.is_half_full(&state) {
                         // The thread begins while this one goes on.
-                        self.orders.has_asked();
+                        self.orders.request();
                     }
                     break state;
                 }
@@ -184,8 +184,11 @@ impl Journal {
             state.used += 1;
             state.index.insert(block, (ordinal, entry));
         }
-        let half_full = self.is_half_full(&self.state());
-        if half_full && !self.orders.has_asked() { self.checkpoint(core, Part::Sealed) } else { Ok(()) }
+        if !self.is_half_full(&self.state()) {
+            return Ok(());
+        }
+        self.orders.request();
+        if self.orders.is_followed() { Ok(()) } else { self.checkpoint(core, Part::Sealed) }
     }
 
     fn is_half_full(&self, state: &State) -> bool {

@@ -23,28 +23,37 @@ struct State {
     is_ended: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    EmptyJournal,
+    End,
+}
+
 impl Orders {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the thread to empty the journal. Returns whether there is one.
-    pub(super) fn has_asked(&self) -> bool {
+    /// Asks the thread, if there is one, to empty the journal.
+    pub(super) fn request(&self) {
         let mut state = self.state();
-        let must_wake = state.is_followed && !std::mem::replace(&mut state.is_asked, true);
-        if must_wake {
+        if state.is_followed && !std::mem::replace(&mut state.is_asked, true) {
             self.changed.notify_one();
         }
-        state.is_followed
     }
 
-    /// Waits for an order. Returns whether there is one, not the end.
-    fn has_order(&self) -> bool {
+    /// Whether a thread follows the orders.
+    pub(super) fn is_followed(&self) -> bool {
+        self.state().is_followed
+    }
+
+    /// Blocks until there is an order, and takes it.
+    fn take(&self) -> Order {
         let state = self.state();
         let waiting = |state: &mut State| !state.is_asked && !state.is_ended;
         let mut state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
         state.is_asked = false;
-        !state.is_ended
+        if state.is_ended { Order::End } else { Order::EmptyJournal }
     }
 }
 
@@ -94,7 +103,7 @@ impl Drop for JournalWriter {
 impl IntegrityDevice {
     fn follow_orders(&self) {
         let Some(journal) = &self.journal else { return };
-        while journal.orders.has_order() {
+        while journal.orders.take() == Order::EmptyJournal {
             // A failure is that of the next flush, and of all later writes.
             let _: Result<(), Errno> = self.core.note(journal.follow_order(&self.core));
         }

@@ -136,6 +136,14 @@ pub(in crate::nbd) struct Resting {
 }
 
 impl Resting {
+    /// Returns the client of a message that has one.
+    pub(in crate::nbd) fn of(message: Message) -> Option<Self> {
+        match message {
+            Message::Adopt { socket, negotiated, live } => Some(Self { socket, negotiated, live }),
+            Message::Accept(_) | Message::Drain => None,
+        }
+    }
+
     pub(in crate::nbd) fn into_message(self) -> Message {
         let Self { socket, negotiated, live } = self;
         Message::Adopt { socket, negotiated, live }

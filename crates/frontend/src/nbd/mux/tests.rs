@@ -358,6 +358,26 @@ fn turn_after_the_limit_is_not_waited_for() {
 }
 
 #[test]
+fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
+    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
+    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let mut client = fixture.connected();
+    // The debt of the first is paid in months, and its reply is longer than the socket.
+    client.command(command::READ, READ_LEN);
+    client.command(command::READ, 4096);
+    while !fixture.nbd().is_throttled {
+        fixture.turn();
+    }
+    let after = |secs| throttle.stats(Instant::now() + Duration::from_secs(secs)).throttled;
+    assert!(after(1000) > Duration::from_secs(999), "it is not counted while it waits");
+    drop(client);
+    assert_eq!(fixture.clients_left(0), 0);
+    fixture.turn();
+    assert_eq!(after(1000), after(2000), "nothing waits");
+}
+
+#[test]
 fn client_has_until_the_limit_to_take_its_replies_when_the_server_stops() {
     for (drain, left) in [(SHORT, 0), (Duration::from_secs(10), 1)] {
         let mut fixture = Fixture::with_limits(Limits { drain, ..Limits::default() });

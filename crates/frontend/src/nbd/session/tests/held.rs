@@ -121,3 +121,19 @@ fn session_waits_for_others_only_with_a_request() {
     fixture.process();
     assert_eq!(fixture.session.blocked_since(now), None);
 }
+
+#[test]
+fn session_that_may_hold_no_more_waits_for_its_own_client() {
+    let (mut fixture, _) = fixture(1);
+    let next = fixture.arrive(&[header(command::READ, 0, 100 * PIECE), reads(1)].concat());
+    assert!(matches!(next, Next::Throttled), "{next:?}");
+    assert!(fixture.session.held_since.is_some());
+    // Pieces of the first request take all the memory that the session may have.
+    while !fixture.session.memory.is_full() {
+        fixture.turn += 1;
+        fixture.begin_waiting();
+        fixture.finish(Ok(()));
+    }
+    assert!(matches!(fixture.process(), Next::Wait));
+    assert_eq!(fixture.session.held_since, None, "others would be blamed for it");
+}
