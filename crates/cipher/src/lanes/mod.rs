@@ -8,7 +8,7 @@ pub(crate) mod blake2b;
 pub(crate) mod sha2;
 
 /// Words of hashes.
-pub(crate) trait Word: Copy {
+pub(crate) trait Word: Copy + 'static {
     /// A block of the compression function: sixteen words.
     type Block: 'static;
 }

@@ -53,17 +53,18 @@ impl<A: Algorithm<BLOCK>, const BLOCK: usize> HmacBatch<A, BLOCK> {
     ) {
         let start = |state| Start { state, len: BLOCK, suffix: &[] };
         let (inner, outer) = (start(self.states.inner), start(self.states.outer));
-        let digests = |bytes, stride| Digests { bytes, stride, len: self.digest_len };
         for (batch, (data, tags)) in data.chunks(BATCH * len).zip(tags.chunks_mut(BATCH)).enumerate() {
             let count = tags.len();
             let heads: [[u8; HEAD]; BATCH] =
                 std::array::from_fn(|at| if at < count { head(batch * BATCH + at) } else { [0; HEAD] });
             let message = |at: usize| Message { head: &heads[at], body: &data[at * len..][..len] };
             let mut hashes = [[0; MAX_DIGEST_LEN]; BATCH];
-            let hashes_in = digests(hashes[..count].as_flattened_mut(), MAX_DIGEST_LEN);
-            digest_all(self.algorithm, self.kernel, &inner, message, hashes_in);
+            let bytes = hashes[..count].as_flattened_mut();
+            let digests = Digests { bytes, stride: MAX_DIGEST_LEN, len: self.digest_len };
+            digest_all(self.algorithm, self.kernel, &inner, message, digests);
             let message = |at: usize| Message { head: &[], body: &hashes[at][..self.digest_len] };
-            digest_all(self.algorithm, self.kernel, &outer, message, digests(tags.as_flattened_mut(), TAG));
+            let digests = Digests { bytes: tags.as_flattened_mut(), stride: TAG, len: self.digest_len };
+            digest_all(self.algorithm, self.kernel, &outer, message, digests);
         }
     }
 }
