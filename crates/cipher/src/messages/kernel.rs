@@ -41,19 +41,18 @@ impl HashKernel {
         }
     }
 
-    /// Returns the kernel for `count` messages that are left: another one if they fill less than half of the lanes of
-    /// a vector.
+    /// Returns the kernel for `count` messages that are left: a vector takes the same time for fewer messages than it
+    /// has lanes. SHA instructions are faster than half of a vector; a library is faster than two messages of a hash
+    /// that has no instructions.
     pub(super) fn narrowed(self, word_len: usize, count: usize) -> Self {
-        let narrower = match self {
-            Self::Avx512(_) | Self::Avx2(_) if word_len == size_of::<u32>() => isa::Sha::detect().map(Self::Sha4x),
-            Self::Avx512(_) => isa::Avx2::detect().map(Self::Avx2),
-            Self::Avx2(_) => None,
-            Self::Portable | Self::Sha2x(_) | Self::Sha4x(_) => return self,
-        };
-        match narrower {
-            _ if count * 2 >= self.lanes(word_len) => self,
-            Some(kernel) => kernel.narrowed(word_len, count),
-            None => Self::Portable,
+        let has_instructions = word_len == size_of::<u32>();
+        let pays = if has_instructions { count * 2 >= self.lanes(word_len) } else { count > 2 };
+        match self {
+            Self::Avx2(_) | Self::Avx512(_) if !pays && has_instructions => {
+                isa::Sha::detect().map_or(Self::Portable, Self::Sha4x)
+            }
+            Self::Avx2(_) | Self::Avx512(_) if !pays => Self::Portable,
+            kernel => kernel,
         }
     }
 
