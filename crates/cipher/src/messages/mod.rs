@@ -1,7 +1,7 @@
 //! The order of the steps with which several messages of the same length are hashed: common to all hashes with kernels.
 //!
-//! Blocks are hashed where they lie; only those with the edges of a message are put together in a buffer. The last block
-//! of a message is always there, since a hash may treat it in another way.
+//! Blocks are hashed where they lie; only those with the edges of a message are put together in a buffer. The last
+//! block of a message is always there, since a hash may treat it in another way.
 
 mod hmac;
 mod kernel;
@@ -140,12 +140,12 @@ fn digest_lanes<A: Algorithm<BLOCK>, const BLOCK: usize, const N: usize>(
         _ => (0, BLOCK - head_len),
     };
     if rest_len < head_len {
-        let blocks: [[u8; BLOCK]; N] = messages.map(|message| {
-            let mut block = [0; BLOCK];
+        // Buffers are filled in place: arrays that are mapped are copied, and the stack with them has to be wiped.
+        let mut blocks = [[0; BLOCK]; N];
+        for (block, message) in blocks.iter_mut().zip(&messages) {
             block[..head_len].copy_from_slice(message.head);
             block[head_len..].copy_from_slice(&message.body[..body]);
-            block
-        });
+        }
         let position = Position { before: before as u64, end: None };
         A::compress(kernel, &mut states, blocks.each_ref().map(std::slice::from_ref), position);
         before += BLOCK;
@@ -158,17 +158,16 @@ fn digest_lanes<A: Algorithm<BLOCK>, const BLOCK: usize, const N: usize>(
     let tail_len = rest_len + (len - body - middle) + start.suffix.len();
     let total = (before + tail_len) as u64;
     let mut padded = 0;
-    let tails: [[[u8; BLOCK]; TAIL_BLOCKS]; N] = messages.map(|message| {
-        let mut blocks = [[0; BLOCK]; TAIL_BLOCKS];
-        let tail = blocks.as_flattened_mut();
+    let mut tails = [[[0; BLOCK]; TAIL_BLOCKS]; N];
+    for (tail, message) in tails.iter_mut().zip(&messages) {
+        let tail = tail.as_flattened_mut();
         let mut at = 0;
         for part in [&message.head[..rest_len], &message.body[body + middle..], start.suffix] {
             tail[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
         padded = A::pad(tail, tail_len, total);
-        blocks
-    });
+    }
     let position = Position { before: before as u64, end: Some(total) };
     A::compress(kernel, &mut states, tails.each_ref().map(|tail| &tail[..padded / BLOCK]), position);
     states.iter().zip(digests.iter_mut()).for_each(|(state, digest)| A::write_digest(state, digest));

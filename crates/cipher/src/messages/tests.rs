@@ -130,3 +130,11 @@ fn every_kernel_computes_the_hmac_of_the_crate() {
     }
     println!("COUNT hmac_tags {compared}");
 }
+
+#[test]
+fn one_and_two_messages_of_wide_words_are_for_the_library() {
+    for kernel in HashKernel::available(Hash::Sha512) {
+        assert_eq!([1, 2].map(|count| kernel.narrowed(8, count)), [HashKernel::Portable; 2]);
+        assert_eq!([3, 4, 8, 64].map(|count| kernel.narrowed(8, count)), [kernel; 4]);
+    }
+}
