@@ -1,4 +1,4 @@
-//! `bench cipher`: every cipher kernel against the limit of its AES instructions, and every kernel of SHA-256 against
+//! `bench cipher`: every cipher kernel against the limit of its AES instructions, and every kernel of a hash against
 //! one stream.
 
 use inlock_cipher::CipherSpec;
@@ -43,7 +43,7 @@ fn hash_line(row: &HashRow) -> String {
     format!(
         "{:<12} {:<12} {:>8} {:>9}  {:>6.2}  {:>12.2}x\n",
         row.kernel,
-        "sha256",
+        row.hash.name(),
         row.message_size,
         row.messages,
         row.bytes_per_second / 1e9,
@@ -54,7 +54,7 @@ fn hash_line(row: &HashRow) -> String {
 fn hash_object(row: &HashRow) -> Value {
     json!({
         "kernel": row.kernel,
-        "hash": "sha256",
+        "hash": row.hash.name(),
         "message_size": row.message_size,
         "messages": row.messages,
         "bytes_per_second": row.bytes_per_second,

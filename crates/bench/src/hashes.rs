@@ -1,14 +1,16 @@
-//! Throughput of the kernels for several messages of SHA-256, as a ratio to the `sha2` crate's one stream.
+//! Throughput of the kernels for several messages of a hash, as a ratio to one stream of the hash's library.
 //!
 //! Both alternate in slices of half a millisecond, and the ratio is the median of the slices' ratios.
 
 use std::time::{Duration, Instant};
 
-use inlock_cipher::{Hash, Sha256Batch, Sha256Kernel};
+use inlock_cipher::{Hash, HashBatch, HashKernel};
 
 use crate::kernels::repetitions;
 use crate::statistics::median;
 
+/// Hashes that have kernels; other lengths of their digests take the same time.
+const HASHES: [Hash; 3] = [Hash::Sha256, Hash::Sha512, Hash::Blake2b512];
 /// Lengths of messages.
 const LENGTHS: [usize; 4] = [64, 512, 4096, 65536];
 /// Messages in one call.
@@ -22,6 +24,7 @@ const SLICE: Duration = Duration::from_micros(500);
 pub(crate) struct HashRow {
     /// Name of the kernel.
     pub(crate) kernel: &'static str,
+    pub(crate) hash: Hash,
     /// Bytes in a message, without the salt of 32 bytes.
     pub(crate) message_size: usize,
     /// Messages in one call.
@@ -35,30 +38,32 @@ pub(crate) struct HashRow {
 /// Measures every kernel that this CPU has in `slices` slices, calling `done` after each row.
 pub(crate) fn run(slices: usize, mut done: impl FnMut(&HashRow)) -> Vec<HashRow> {
     let mut rows = Vec::new();
-    for kernel in Sha256Kernel::available() {
-        for message_size in LENGTHS {
-            for messages in COUNTS {
-                let row = measure(kernel, message_size, messages, slices);
-                done(&row);
-                rows.push(row);
+    for hash in HASHES {
+        for kernel in HashKernel::available(hash) {
+            for message_size in LENGTHS {
+                for messages in COUNTS {
+                    let row = measure(hash, kernel, message_size, messages, slices);
+                    done(&row);
+                    rows.push(row);
+                }
             }
         }
     }
     rows
 }
 
-fn measure(kernel: Sha256Kernel, message_size: usize, messages: usize, slices: usize) -> HashRow {
+fn measure(hash: Hash, kernel: HashKernel, message_size: usize, messages: usize, slices: usize) -> HashRow {
     let data = vec![0x5a; message_size * messages];
-    let mut digests = vec![[0; 32]; messages];
-    let batch = Sha256Batch::new_on(kernel, &SALT, &[]);
+    let mut digests = vec![0; messages * hash.len()];
+    let batch = HashBatch::new_on(kernel, hash, &SALT, &[]);
     let mut several = |calls: usize| {
         for _ in 0..calls {
-            batch.digest_blocks(std::hint::black_box(&data), message_size, &mut digests);
+            batch.digest_blocks(std::hint::black_box(&data), message_size, &mut digests, hash.len());
         }
     };
     let one = |calls: usize| {
         for message in (0..calls).flat_map(|_| std::hint::black_box(&data).chunks_exact(message_size)) {
-            std::hint::black_box(Hash::Sha256.digest(&[&SALT, message]));
+            std::hint::black_box(hash.digest(&[&SALT, message]));
         }
     };
     let (calls, one_calls) = (repetitions(SLICE, &mut several), repetitions(SLICE, one));
@@ -73,7 +78,8 @@ fn measure(kernel: Sha256Kernel, message_size: usize, messages: usize, slices: u
         rates.push(rate);
         ratios.push(rate / one_rate);
     }
-    HashRow { kernel: kernel.name(), message_size, messages, bytes_per_second: median(&rates), ratio: median(&ratios) }
+    let (bytes_per_second, ratio) = (median(&rates), median(&ratios));
+    HashRow { kernel: kernel.name(), hash, message_size, messages, bytes_per_second, ratio }
 }
 
 #[cfg(test)]
@@ -83,7 +89,8 @@ mod tests {
     #[test]
     fn run_of_every_hash_kernel_has_rates_and_ratios() {
         let rows = run(1, |_| {});
-        assert_eq!(rows.len(), Sha256Kernel::available().len() * LENGTHS.len() * COUNTS.len());
+        let kernels: usize = HASHES.into_iter().map(|hash| HashKernel::available(hash).len()).sum();
+        assert_eq!(rows.len(), kernels * LENGTHS.len() * COUNTS.len());
         assert!(rows.iter().all(|row| row.bytes_per_second > 0.0 && row.ratio > 0.0), "{rows:?}");
     }
 }

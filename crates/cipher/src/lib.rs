@@ -5,7 +5,7 @@
 //! of a data unit. One call encrypts or decrypts any number of whole data units, in place or from one buffer into
 //! another ([`InOut`]). Keys and schedules are in locked memory that is wiped when it is dropped ([`VolumeKey`]). The
 //! crate does no I/O. [`Segment`] describes where the data of a volume is and how it is encrypted; `inlock-volume`
-//! makes segments and `inlock-engine` uses them. [`Sha256Batch`] hashes several messages at a time.
+//! makes segments and `inlock-engine` uses them. [`HashBatch`] hashes several messages at a time.
 //!
 //! ```
 //! use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher};
@@ -34,16 +34,22 @@
 mod aead;
 mod aes;
 mod argon2;
+mod blake2b;
 mod block_cipher;
 mod diffusion;
 mod error;
 mod hash;
+mod hash_batch;
 mod in_out;
 mod isa;
 mod iv;
 mod key;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Vector loads and stores, and calls of functions that enable instructions.
+mod lanes;
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
+mod messages;
 mod modes;
 mod scatter;
 #[allow(unsafe_code)] // Maps, advises and unmaps pages of its own.
@@ -52,6 +58,7 @@ mod scrub;
 mod sector_cipher;
 mod segment;
 mod sha256;
+mod sha512;
 mod spec;
 #[cfg(test)]
 mod testing;
@@ -63,17 +70,18 @@ pub use argon2::{Argon2, Argon2Variant};
 pub use diffusion::Diffusion;
 pub use error::{AeadError, CipherError};
 pub use hash::{Hash, UnknownHash};
+pub use hash_batch::HashBatch;
 pub use in_out::InOut;
 pub use isa::{AesNi, Avx2, Avx512, CPU_LIMIT_VARIABLE, CpuLimit, Sha, Vaes256, Vaes512};
 pub use iv::UnitIvs;
 pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
+pub use messages::HashKernel;
 pub use scatter::ScatterList;
 pub use scratch::ScratchMemory;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};
 pub use segment::{Segment, TargetType};
-pub use sha256::{Sha256Batch, Sha256Kernel};
 pub use spec::{
     AeadAlgorithm, AeadIv, AeadSpec, ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts,
     known_aead_specs, known_specs,

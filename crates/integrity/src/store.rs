@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes of stack that a call of the AEAD may use, which is wiped: the thread may wait in the next call when the key is
 /// dropped.
-const CIPHER_STACK: usize = 8 << 10;
+const CIPHER_STACK: usize = 24 << 10;
 
 /// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
 /// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and

@@ -4,7 +4,7 @@
 //! below. The digest of the topmost block is the *root hash*, which is not stored: with it every block below can be
 //! trusted. [`create()`] makes a tree, [`verify()`] compares all data with one, both on several threads;
 //! [`VerityStore`] is a device as a store of the engine, which returns no block that does not match. Digests are
-//! computed several at a time ([`inlock_cipher::Sha256Batch`]). With parity ([`Fec`]) blocks that do not match are
+//! computed several at a time ([`inlock_cipher::HashBatch`]). With parity ([`Fec`]) blocks that do not match are
 //! rebuilt.
 //!
 //! [`digest_file`] computes the digest of a file as fs-verity does.

@@ -5,9 +5,11 @@ use super::{Sealer, Tag, Units};
 use crate::aes::{self, AesKernel, CbcJob, IV_MARGIN, IvSource, MAX_BATCH, Schedule, XtsJob, XtsKeys};
 use crate::block_cipher::Block;
 use crate::locked::LockedBox;
+use crate::messages::{Algorithm, HmacBatch};
 use crate::modes::{Chain, new_chain};
-use crate::sha256::HmacSha256;
-use crate::{AeadError, AeadSpec, ChainMode, Cipher, CipherError, DataUnitSize, Hash, InOut};
+use crate::sha256::Sha256;
+use crate::sha512::Sha512;
+use crate::{AeadError, AeadSpec, ChainMode, Cipher, CipherError, DataUnitSize, Hash, HashKernel, InOut};
 use digest::{FixedOutput, KeyInit, Update};
 use hmac::Hmac;
 
@@ -16,16 +18,15 @@ pub(super) fn new(kernel: AesKernel, spec: &AeadSpec, mac: Hash, key: &[u8]) -> 
     let (key, mac_key) = key.split_at(key.len() - spec.mac_key_len());
     let inner = spec.inner().expect("authenc has a cipher");
     let cipher = BatchCipher::new(kernel, inner.cipher, inner.mode, key).ok_or(CipherError::Unsupported(inner))?;
+    let kernel_of_mac = HashKernel::best(mac)?;
     Ok(match mac {
-        Hash::Sha1 => Box::new(Authenc { cipher, mac: one_by_one::<Hmac<sha1::Sha1>>(mac_key) }),
-        Hash::Sha256 => Box::new(Authenc { cipher, mac: HmacSha256::new(mac_key)? }),
-        Hash::Sha512 => Box::new(Authenc { cipher, mac: one_by_one::<Hmac<sha2::Sha512>>(mac_key) }),
+        Hash::Sha1 => Box::new(Authenc { cipher, mac: HmacSha1::new(mac_key) }),
+        Hash::Sha256 => Box::new(Authenc { cipher, mac: HmacBatch::new_on(kernel_of_mac, Sha256, mac.len(), mac_key) }),
+        Hash::Sha512 => {
+            Box::new(Authenc { cipher, mac: HmacBatch::new_on(kernel_of_mac, Sha512::Bits512, mac.len(), mac_key) })
+        }
         _ => unreachable!("specifications have no HMAC of {mac}"),
     })
-}
-
-fn one_by_one<M: KeyInit>(mac_key: &[u8]) -> OneByOne<M> {
-    OneByOne(LockedBox::new(M::new_from_slice(mac_key).expect("HMAC takes keys of every length")))
 }
 
 /// A cipher and a MAC with their keys.
@@ -39,16 +40,22 @@ trait Mac: Send + Sync {
     fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]);
 }
 
-impl Mac for HmacSha256 {
+impl<A: Algorithm<BLOCK>, const BLOCK: usize> Mac for HmacBatch<A, BLOCK> {
     fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]) {
-        HmacSha256::tags(self, |at| units.additional_data(at), ciphertext, units.unit.bytes(), tags);
+        HmacBatch::tags(self, |at| units.additional_data(at), ciphertext, units.unit.bytes(), tags);
     }
 }
 
-/// A MAC that is computed of one unit after the other.
-struct OneByOne<M>(LockedBox<M>);
+/// HMAC-SHA-1 is computed of one unit after the other.
+struct HmacSha1(LockedBox<Hmac<sha1::Sha1>>);
 
-impl<M: Update + FixedOutput + Clone + Send + Sync> Mac for OneByOne<M> {
+impl HmacSha1 {
+    fn new(key: &[u8]) -> Self {
+        Self(LockedBox::new(Hmac::new_from_slice(key).expect("HMAC takes keys of every length")))
+    }
+}
+
+impl Mac for HmacSha1 {
     fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]) {
         for (at, (unit, tag)) in ciphertext.chunks_exact(units.unit.bytes()).zip(tags).enumerate() {
             let mut mac = (*self.0).clone();

@@ -2,8 +2,9 @@
 //!
 //! Number and block fit one block of the compression function, so messages of different lengths are hashed together.
 
-use super::{BLOCK_LEN, Block, DIGEST_LEN, INITIAL, Sha256Kernel, State};
+use super::{BLOCK_LEN, Block, DIGEST_LEN, INITIAL, State, compress};
 use crate::isa::{self, CpuLimit};
+use crate::messages::HashKernel;
 use crate::scrub_stack;
 use zeroize::Zeroizing;
 
@@ -15,7 +16,7 @@ const SCRUB: usize = 8 << 10;
 
 /// Memory for the blocks, which is wiped when dropped.
 pub(crate) struct NumberedBlocks {
-    kernel: Sha256Kernel,
+    kernel: HashKernel,
     blocks: Zeroizing<[Block; LANES]>,
     states: Zeroizing<[State; LANES]>,
 }
@@ -24,10 +25,10 @@ impl NumberedBlocks {
     pub(crate) fn new() -> Self {
         let is_allowed = CpuLimit::from_env().is_ok_and(|limit| limit > CpuLimit::Portable);
         let proof = isa::Sha::detect().filter(|_| is_allowed);
-        Self::new_on(proof.map_or(Sha256Kernel::Portable, Sha256Kernel::Sha4x))
+        Self::new_on(proof.map_or(HashKernel::Portable, HashKernel::Sha4x))
     }
 
-    pub(super) fn new_on(kernel: Sha256Kernel) -> Self {
+    pub(super) fn new_on(kernel: HashKernel) -> Self {
         Self { kernel, blocks: Zeroizing::new([[0; BLOCK_LEN]; LANES]), states: Zeroizing::new([INITIAL; LANES]) }
     }
 
@@ -57,7 +58,7 @@ impl NumberedBlocks {
             block[BLOCK_LEN - 8..].copy_from_slice(&(8 * len as u64).to_be_bytes());
         }
         *states = [INITIAL; N];
-        self.kernel.compress(states, blocks.each_ref().map(std::slice::from_ref));
+        compress(self.kernel, states, blocks.each_ref().map(std::slice::from_ref));
         for (chunk, state) in data.chunks_mut(DIGEST_LEN).zip(states) {
             for (bytes, word) in chunk.chunks_mut(4).zip(state) {
                 bytes.copy_from_slice(&word.to_be_bytes()[..bytes.len()]);

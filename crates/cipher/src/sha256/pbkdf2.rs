@@ -3,7 +3,7 @@
 //! A block is the end of a chain of hashes, each of which needs the one before it. Chains of different blocks fill each
 //! other's gaps as messages do, and a chain's state stays in registers from one iteration to the next.
 
-use super::x86_64::iterate_hmac;
+use super::sha::iterate_hmac;
 use super::{BLOCK_LEN, DIGEST_LEN, INITIAL, State};
 use crate::isa::{self, CpuLimit};
 use crate::scrub_stack;

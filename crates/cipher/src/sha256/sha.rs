@@ -5,9 +5,9 @@
 
 #![allow(clippy::needless_range_loop, reason = "an index counts in several arrays")]
 
-use super::super::{Block, State};
-use super::ROUND_CONSTANTS;
+use super::{Block, State};
 use crate::isa::Sha;
+use crate::lanes::sha2::ROUND_CONSTANTS_32;
 use std::arch::x86_64::*;
 
 /// Hashes the same number of blocks into each state.
@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 /// # Panics
 ///
 /// Panics unless the numbers of blocks are equal.
-pub(in super::super) fn compress<const N: usize>(_: Sha, states: &mut [State; N], blocks: [&[Block]; N]) {
+pub(super) fn compress<const N: usize>(_: Sha, states: &mut [State; N], blocks: [&[Block]; N]) {
     // SAFETY: the token proves the instructions.
     unsafe { compress_lanes(states, blocks) }
 }
@@ -93,7 +93,7 @@ impl<const N: usize> Halves<N> {
                 if $step >= 4 {
                     extend_schedule::<N, $step>(&mut schedule);
                 }
-                let sums = schedule[$step % 4].map(|vector| _mm_add_epi32(vector, words(ROUND_CONSTANTS[$step])));
+                let sums = schedule[$step % 4].map(|vector| _mm_add_epi32(vector, words(ROUND_CONSTANTS_32[$step])));
                 for lane in 0..N {
                     cdgh[lane] = _mm_sha256rnds2_epu32(cdgh[lane], abef[lane], sums[lane]);
                 }
@@ -140,7 +140,7 @@ fn compress_lanes<const N: usize>(states: &mut [State; N], blocks: [&[Block]; N]
 
 /// Replaces each digest of `chains` `count` times by its HMAC, and adds every result to `sums` by exclusive or. `inner`
 /// and `outer` are the states after the blocks with the key of the HMAC.
-pub(in super::super) fn iterate_hmac<const N: usize>(
+pub(super) fn iterate_hmac<const N: usize>(
     _: Sha,
     inner: &State,
     outer: &State,
