@@ -53,6 +53,7 @@ mod sector_cipher;
 mod segment;
 mod sha256;
 mod spec;
+mod stopped;
 #[cfg(test)]
 mod testing;
 mod unit;
@@ -78,4 +79,5 @@ pub use spec::{
     AeadAlgorithm, AeadIv, AeadSpec, ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts,
     known_aead_specs, known_specs,
 };
+pub use stopped::Stopped;
 pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, IvNumbering, SECTOR_SIZE, Sector};

@@ -22,6 +22,8 @@ pub(crate) use pbkdf2::pbkdf2;
 
 use crate::CipherError;
 use crate::isa::{self, CpuLimit};
+#[cfg(not(target_arch = "x86_64"))]
+use crate::stopped::Stopped;
 use sha2::block_api::compress256;
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -139,8 +141,14 @@ impl Sha256Kernel {
 
 /// Derives nothing: there are no kernels for chains of hashes on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn pbkdf2(_passphrase: &[u8], _salt: &[u8], _iterations: u32, _key: &mut [u8]) -> bool {
-    false
+pub(crate) fn pbkdf2(
+    _passphrase: &[u8],
+    _salt: &[u8],
+    _iterations: u32,
+    _key: &mut [u8],
+    _is_stopped: &dyn Fn() -> bool,
+) -> Option<Result<(), Stopped>> {
+    None
 }
 
 /// Returns the kernel that hashes some blocks in the shortest time.
