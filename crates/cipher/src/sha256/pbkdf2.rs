@@ -89,12 +89,7 @@ impl Chains {
     }
 
     /// Derives `N` blocks of the key, of which the last may be short, from block `first` on.
-    fn derive<const N: usize>(
-        &self,
-        first: u32,
-        key: &mut [u8],
-        is_stopped: &dyn Fn() -> bool,
-    ) -> Result<(), Stopped> {
+    fn derive<const N: usize>(&self, first: u32, key: &mut [u8], is_stopped: &dyn Fn() -> bool) -> Result<(), Stopped> {
         let mut chains = Zeroizing::new([INITIAL; N]);
         for (number, chain) in (first..).zip(chains.iter_mut()) {
             let mut hmac = self.salted.clone();

@@ -89,9 +89,7 @@ impl Luks2 {
     ) -> Option<(u32, VolumeKey)> {
         let limits = attempts.limits();
         let candidate = |&number: &u32| match (self.derivation(number), digest_of(number)) {
-            (Some((kdf, len)), Ok(digest)) => {
-                Candidate::new(number, (&kdf, len), (&digest.kdf, digest.len()), limits)
-            }
+            (Some((kdf, len)), Ok(digest)) => Candidate::new(number, (&kdf, len), (&digest.kdf, digest.len()), limits),
             _ => Candidate::without_derivation(number),
         };
         let open = |number: u32, attempt: &Attempt<'_>| {
@@ -126,7 +124,8 @@ impl Luks2 {
             Some(number) => vec![number],
             None => by_priority(&self.metadata, &self.metadata.keyslots.keys().copied().collect::<Vec<_>>()),
         };
-        let digest_with = |number: u32| self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
+        let digest_with =
+            |number: u32| self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
         let digest_of = |number: u32| match digest_with(number) {
             Some((&bound, object)) => digest::computable(bound, object),
             None => Err(UnlockError::NoUsableKeyslot),

@@ -148,7 +148,8 @@ impl Luks2 {
             };
             let error = match passphrase {
                 Ok(passphrase) => {
-                    if let Some((keyslot, key)) = self.open_target(device, &passphrase, &keyslots, &target, &mut attempts)
+                    if let Some((keyslot, key)) =
+                        self.open_target(device, &passphrase, &keyslots, &target, &mut attempts)
                     {
                         return Ok((number, self.unlocked(key, Some(keyslot), target.payload)));
                     }
