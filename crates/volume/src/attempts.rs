@@ -1,8 +1,8 @@
 //! Trying keyslots with a passphrase: in their order, and several at a time if their keys are derived with PBKDF2.
 //!
-//! PBKDF2 of one keyslot keeps one CPU busy, whatever the machine has. So keyslots that follow each other in the order of
-//! trial are tried on as many threads as there are CPUs, the first ones first. Argon2 has threads of its own and takes
-//! memory, so such a keyslot is tried alone.
+//! PBKDF2 of one keyslot keeps one CPU busy, whatever the machine has. So keyslots that follow each other in the order
+//! of trial are tried on as many threads as there are CPUs, the first ones first. Argon2 has threads of its own and
+//! takes memory, so such a keyslot is tried alone.
 //!
 //! The result is that of trying one after the other: a keyslot that opens stops only those behind it.
 
@@ -102,8 +102,8 @@ impl<'a> Attempts<'a> {
         fits
     }
 
-    /// Tries keyslots on up to `threads` threads, of which this one is the first. Returns their outcomes in their order;
-    /// those behind the first that opens mean nothing, and some of them are left out.
+    /// Tries keyslots on up to `threads` threads, this one included. Returns their outcomes in order; those behind the
+    /// first that opens mean nothing, and some of them are left out.
     fn try_together(
         &self,
         passphrase: &Secret,
