@@ -60,6 +60,7 @@ mod segment;
 mod sha256;
 mod sha512;
 mod spec;
+mod stopped;
 #[cfg(test)]
 mod testing;
 mod unit;
@@ -86,4 +87,5 @@ pub use spec::{
     AeadAlgorithm, AeadIv, AeadSpec, ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts,
     known_aead_specs, known_specs,
 };
+pub use stopped::Stopped;
 pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, IvNumbering, SECTOR_SIZE, Sector};

@@ -10,7 +10,7 @@ use std::fs;
 use std::process::Command;
 
 use harness::traced::{Secrets, Traced, trace};
-use harness::{Dir, FAST, FAST1, call_with};
+use harness::{Dir, FAST, FAST1, call, call_with};
 use inlock_tests::report::count;
 
 /// Long enough for the search.
@@ -113,6 +113,33 @@ fn unlocking_leaves_no_key_in_memory() {
         searches.works(&["table", &image], OLD, &image, &both);
         searches.works(&["table", &image, "--showkeys"], OLD, &image, &both);
         searches.works(&["table", &image, "--showkeys", "--json"], OLD, &image, &both);
+    }
+}
+
+/// Threads try keyslots at the same time, and the one that opens stops the others.
+#[test]
+fn trying_several_keyslots_leaves_no_key_in_memory() {
+    let dir = Dir::new();
+    let searches = Searches::default();
+    let (old, new) = (dir.file("old", OLD.as_bytes()), dir.file("new", NEW.as_bytes()));
+    // A hash with a kernel for several blocks, and one without.
+    for hash in ["sha256", "sha512"] {
+        for kdf in [&FAST1[..], &PBKDF2] {
+            let image = volume(&dir, &[kdf, &["--hash", hash]].concat());
+            let add = ["luksAddKey", "-q", &image, "--key-file", &old, "--pbkdf-force-iterations", "20000"];
+            let luks2 = if kdf == PBKDF2 { &["--pbkdf", "pbkdf2", "--hash", hash][..] } else { &[] };
+            for number in ["2", "3", "4", "5"] {
+                call([&add[..], luks2, &["--new-key-slot", number, &new]].concat()).works();
+            }
+            let test = ["open", "--test-passphrase", &image];
+            for passphrase in [OLD, NEW] {
+                if searches.works(&test, passphrase, &image, &[OLD, NEW]).is_none() {
+                    return;
+                }
+            }
+            let wrong = searches.search(&test, "the passphrase of no keyslot", &image, &[OLD, NEW]);
+            assert_eq!(wrong.expect("as before").ended.code, 2);
+        }
     }
 }
 

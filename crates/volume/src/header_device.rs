@@ -5,8 +5,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A device or a file that holds a header.
-pub trait HeaderDevice {
+/// A device or a file that holds a header. Keyslots are read from several threads.
+pub trait HeaderDevice: Sync {
     /// Returns the length in bytes.
     ///
     /// # Errors

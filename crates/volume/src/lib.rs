@@ -32,6 +32,7 @@
 #![warn(clippy::missing_errors_doc)]
 
 mod af;
+mod attempts;
 mod authenticated;
 mod convert;
 mod edit;

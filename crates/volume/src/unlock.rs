@@ -3,7 +3,7 @@
 use crate::authenticated::AuthenticatedSegment;
 use crate::error::{FormatError, UnlockError};
 use crate::header_policy::HeaderPolicy;
-use crate::pbkdf::{KdfLimits, KdfWork, random_bytes};
+use crate::pbkdf::{KdfLimits, random_bytes};
 use inlock_cipher::{AeadError, AeadSpec, CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
 
@@ -69,65 +69,6 @@ impl fmt::Display for UnlockWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::EqualXtsKeyHalves => f.write_str("both halves of the XTS volume key are equal"),
-        }
-    }
-}
-
-/// The outcome of trying keyslots one after the other.
-///
-/// A keyslot that cannot be tried must not hide one that opens. If none opens, its error says more than "wrong
-/// passphrase", since the passphrase may be that of the skipped keyslot.
-///
-/// All derivations together have limits, too ([`KdfLimits`]), so that many keyslots cannot circumvent those of one.
-pub(crate) struct Attempts<'a> {
-    limits: &'a KdfLimits,
-    spent: KdfWork,
-    tried: bool,
-    first_error: Option<UnlockError>,
-    too_costly: Vec<u32>,
-}
-
-impl<'a> Attempts<'a> {
-    pub(crate) fn new(limits: &'a KdfLimits) -> Self {
-        Self { limits, spent: KdfWork::default(), tried: false, first_error: None, too_costly: Vec::new() }
-    }
-
-    pub(crate) fn limits(&self) -> &'a KdfLimits {
-        self.limits
-    }
-
-    /// Whether keyslot `number`, whose derivation and digest take `work`, may be tried.
-    pub(crate) fn affords(&mut self, number: u32, work: KdfWork) -> bool {
-        let spent = self.spent.plus(work);
-        let fits = spent.fits(self.limits);
-        if fits {
-            self.spent = spent;
-        } else {
-            self.too_costly.push(number);
-        }
-        fits
-    }
-
-    /// Records the outcome of one keyslot, and returns the key if it opened.
-    pub(crate) fn record(&mut self, outcome: Result<Option<VolumeKey>, UnlockError>) -> Option<VolumeKey> {
-        self.tried = true;
-        match outcome {
-            Ok(key) => key,
-            Err(error) => {
-                self.first_error.get_or_insert(error);
-                None
-            }
-        }
-    }
-
-    pub(crate) fn into_error(self) -> UnlockError {
-        if !self.too_costly.is_empty() {
-            return UnlockError::TooCostlyTogether(self.too_costly);
-        }
-        match (self.first_error, self.tried) {
-            (Some(error), _) => error,
-            (None, true) => UnlockError::WrongPassphrase,
-            (None, false) => UnlockError::NoUsableKeyslot,
         }
     }
 }

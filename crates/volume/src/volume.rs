@@ -107,8 +107,7 @@ impl Volume {
     }
 
     /// Returns the maximum number of bytes that [`Volume::unlock`] with these options takes in addition to the header:
-    /// the memory and the key material of one keyslot, since keyslots are tried one after the other. Nothing is
-    /// allocated yet.
+    /// the memory and the key material of one keyslot, since keyslots take turns with them. Nothing is allocated yet.
     ///
     /// Unlockings in other threads of the process take turns if they do not fit into the available memory together, so
     /// this many bytes are enough for all of them.

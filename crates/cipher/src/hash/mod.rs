@@ -9,11 +9,12 @@ mod tests;
 
 pub use table::Hash;
 
+use crate::stopped::{Stopped, in_steps};
 use digest::common::BlockSizeUser;
 use digest::{Digest, FixedOutput, KeyInit, Update};
 use std::fmt;
 use std::str::FromStr;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 impl Hash {
     /// The longest digest of any hash, in bytes.
@@ -54,18 +55,40 @@ fn digest_of<D: Digest>(parts: &[&[u8]]) -> Zeroizing<[u8; Hash::MAX_LEN]> {
     let mut out = Zeroizing::new([0; Hash::MAX_LEN]);
     let mut digest = state.finalize();
     out[..digest.len()].copy_from_slice(&digest);
-    zeroize::Zeroize::zeroize(digest.as_mut_slice());
+    digest.as_mut_slice().zeroize();
     out
 }
 
-/// Computes PBKDF2 with the HMAC `M`.
+/// Computes PBKDF2 with the HMAC `M`, one block of the key after the other.
+///
+/// The `pbkdf2` crate does the same, but cannot be stopped, and leaves digests behind. It is the reference of the tests.
 fn pbkdf2_of<M: KeyInit + Update + FixedOutput + Clone>(
     passphrase: &[u8],
     salt: &[u8],
     iterations: u32,
     key: &mut [u8],
-) {
-    pbkdf2::pbkdf2::<M>(passphrase, salt, iterations, key).expect("HMAC takes keys of every length");
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<(), Stopped> {
+    let keyed = M::new_from_slice(passphrase).expect("HMAC takes keys of every length");
+    let mut salted = keyed.clone();
+    salted.update(salt);
+    for (number, block) in (1u32..).zip(key.chunks_mut(M::output_size())) {
+        let mut first = salted.clone();
+        first.update(&number.to_be_bytes());
+        let mut digest = first.finalize_fixed();
+        block.copy_from_slice(&digest[..block.len()]);
+        let done = in_steps(iterations.saturating_sub(1), is_stopped, |count| {
+            for _ in 0..count {
+                let mut hmac = keyed.clone();
+                hmac.update(&digest);
+                hmac.finalize_into(&mut digest);
+                block.iter_mut().zip(&digest).for_each(|(sum, byte)| *sum ^= byte);
+            }
+        });
+        digest.as_mut_slice().zeroize();
+        done?;
+    }
+    Ok(())
 }
 
 fn block_len_of<D: BlockSizeUser>() -> usize {

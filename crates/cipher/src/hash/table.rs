@@ -2,6 +2,7 @@
 
 use super::{block_len_of, digest_of, pbkdf2_of};
 use crate::sha256;
+use crate::stopped::Stopped;
 use digest::consts::{U16, U20, U28, U32, U48, U64};
 use hmac::{Hmac, SimpleHmac};
 use zeroize::Zeroizing;
@@ -55,10 +56,30 @@ macro_rules! hashes {
 
             /// Computes PBKDF2 (RFC 8018) with HMAC over this hash; `iterations` is at least 1.
             pub fn pbkdf2(self, passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
-                if self == Self::Sha256 && sha256::pbkdf2(passphrase, salt, iterations, key) {
-                    return;
+                self.pbkdf2_until(&|| false, passphrase, salt, iterations, key).expect("it is not stopped");
+            }
+
+            /// As [`Hash::pbkdf2`]. Asks `is_stopped` every few milliseconds.
+            ///
+            /// # Errors
+            ///
+            /// Fails if it was stopped; `key` then has parts of a key.
+            pub fn pbkdf2_until(
+                self,
+                is_stopped: &dyn Fn() -> bool,
+                passphrase: &[u8],
+                salt: &[u8],
+                iterations: u32,
+                key: &mut [u8],
+            ) -> Result<(), Stopped> {
+                if self == Self::Sha256
+                    && let Some(done) = sha256::pbkdf2(passphrase, salt, iterations, key, is_stopped)
+                {
+                    return done;
                 }
-                match self { $(Self::$hash => pbkdf2_of::<$hmac<$type>>(passphrase, salt, iterations, key),)* }
+                match self {
+                    $(Self::$hash => pbkdf2_of::<$hmac<$type>>(passphrase, salt, iterations, key, is_stopped),)*
+                }
             }
         }
     };

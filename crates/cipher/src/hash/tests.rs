@@ -1,7 +1,9 @@
 //! Known answers of every hash and of PBKDF2 with it, and the names.
 
 use super::*;
-use crate::testing::unhex;
+use crate::stopped::STEP;
+use crate::testing::{noise, unhex};
+use std::cell::Cell;
 
 /// (hash, message, digest), from the specifications or, for those without this message there, from two libraries that
 /// agree (OpenSSL 3 and Python's hashlib).
@@ -177,6 +179,51 @@ fn pbkdf2_pads_keys_to_blocks_of_the_hash() {
         assert_eq!(of(&long), of(&hash.digest(&[&long])[..hash.len()]), "{hash}");
         let whole = &long[1..];
         assert_ne!(of(whole), of(&hash.digest(&[whole])[..hash.len()]), "{hash}");
+    }
+}
+
+/// Whole and short last blocks, and iterations around a step.
+#[test]
+fn pbkdf2_agrees_with_the_library() {
+    fn compare<M: KeyInit + Update + FixedOutput + Clone>(hash: Hash) {
+        let noise = noise(68, 512);
+        for len in [1, hash.len() - 1, hash.len(), hash.len() + 1, 3 * hash.len() + 5] {
+            for iterations in [1, 2, 3, STEP, STEP + 1, STEP + 2, 2 * STEP + 7] {
+                let (passphrase, salt) = (&noise[..len + 3], &noise[300..][..len % 40]);
+                let (mut own, mut expected) = (vec![0xaa; len], vec![0x55; len]);
+                hash.pbkdf2(passphrase, salt, iterations, &mut own);
+                pbkdf2::pbkdf2::<M>(passphrase, salt, iterations, &mut expected).unwrap();
+                assert_eq!(own, expected, "{hash}: {len} bytes, {iterations} iterations");
+            }
+        }
+    }
+    compare::<hmac::Hmac<sha1::Sha1>>(Hash::Sha1);
+    compare::<hmac::Hmac<sha2::Sha256>>(Hash::Sha256);
+    compare::<hmac::Hmac<sha2::Sha512>>(Hash::Sha512);
+    compare::<hmac::Hmac<whirlpool::Whirlpool>>(Hash::Whirlpool);
+    compare::<hmac::SimpleHmac<sha3::Sha3_256>>(Hash::Sha3_256);
+    compare::<hmac::SimpleHmac<blake2::Blake2b<digest::consts::U64>>>(Hash::Blake2b512);
+}
+
+/// Every block of the key is stopped, with every kernel: a question comes before each step.
+#[test]
+fn pbkdf2_stops_when_asked() {
+    for hash in Hash::ALL {
+        // Four blocks of SHA-256 are computed together.
+        let together = if hash == Hash::Sha256 { &[1, 4][..] } else { &[1][..] };
+        let (mut key, asked) = (vec![0; 4 * hash.len()], Cell::new(0));
+        let mut derive = |last: u32| {
+            asked.set(0);
+            let is_stopped = || asked.replace(asked.get() + 1) == last;
+            hash.pbkdf2_until(&is_stopped, b"password", b"salt", 2 * STEP + 2, &mut key)
+        };
+        assert_eq!(derive(u32::MAX), Ok(()), "{hash}");
+        let all = asked.get();
+        assert!(together.iter().any(|blocks| all == 3 * 4 / blocks), "{hash}: {all} questions");
+        for last in 0..all {
+            assert_eq!(derive(last), Err(Stopped), "{hash}: question {last}");
+            assert_eq!(asked.get(), last + 1, "{hash}: it went on");
+        }
     }
 }
 

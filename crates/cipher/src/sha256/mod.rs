@@ -17,6 +17,8 @@ pub(crate) use numbered::NumberedBlocks;
 pub(crate) use pbkdf2::pbkdf2;
 
 use crate::messages::{Algorithm, HashKernel, Position, pad_sha2};
+#[cfg(not(target_arch = "x86_64"))]
+use crate::stopped::Stopped;
 use sha2::block_api::compress256;
 
 /// Length of a digest in bytes.
@@ -84,6 +86,12 @@ fn compress<const N: usize>(kernel: HashKernel, states: &mut [State; N], blocks:
 
 /// Derives nothing: there are no kernels for chains of hashes on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn pbkdf2(_passphrase: &[u8], _salt: &[u8], _iterations: u32, _key: &mut [u8]) -> bool {
-    false
+pub(crate) fn pbkdf2(
+    _passphrase: &[u8],
+    _salt: &[u8],
+    _iterations: u32,
+    _key: &mut [u8],
+    _is_stopped: &dyn Fn() -> bool,
+) -> Option<Result<(), Stopped>> {
+    None
 }

@@ -7,6 +7,7 @@ use super::sha::iterate_hmac;
 use super::{BLOCK_LEN, DIGEST_LEN, INITIAL, State};
 use crate::isa::{self, CpuLimit};
 use crate::scrub_stack;
+use crate::stopped::{Stopped, in_steps};
 use ::hmac::Hmac;
 use digest::{FixedOutput, KeyInit, Update};
 use sha2::block_api::compress256;
@@ -18,27 +19,41 @@ const MAX_CHAINS: usize = 4;
 /// Stack that may have copies of states after a derivation.
 const SCRUB: usize = 8 << 10;
 
-/// Derives a key. Returns `false` if this CPU has no instructions for it or `INLOCK_CPU` forbids them.
-pub(crate) fn pbkdf2(passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) -> bool {
+/// Derives a key. `None`: this CPU has no instructions for it, or `INLOCK_CPU` forbids them.
+pub(crate) fn pbkdf2(
+    passphrase: &[u8],
+    salt: &[u8],
+    iterations: u32,
+    key: &mut [u8],
+    is_stopped: &dyn Fn() -> bool,
+) -> Option<Result<(), Stopped>> {
     let is_allowed = CpuLimit::from_env().is_ok_and(|limit| limit > CpuLimit::Portable);
-    let Some(proof) = isa::Sha::detect().filter(|_| is_allowed) else { return false };
-    derive(proof, passphrase, salt, iterations, key);
+    let proof = isa::Sha::detect().filter(|_| is_allowed)?;
+    let done = derive(proof, passphrase, salt, iterations, key, is_stopped);
     scrub_stack::<SCRUB>();
-    true
+    Some(done)
 }
 
 #[inline(never)]
-fn derive(proof: isa::Sha, passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
+fn derive(
+    proof: isa::Sha,
+    passphrase: &[u8],
+    salt: &[u8],
+    iterations: u32,
+    key: &mut [u8],
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<(), Stopped> {
     let chains = Chains::new(proof, passphrase, salt, iterations);
     for (group, key) in (0u32..).zip(key.chunks_mut(MAX_CHAINS * DIGEST_LEN)) {
         let first = group * MAX_CHAINS as u32 + 1;
         match key.len().div_ceil(DIGEST_LEN) {
-            1 => chains.derive::<1>(first, key),
-            2 => chains.derive::<2>(first, key),
-            3 => chains.derive::<3>(first, key),
-            _ => chains.derive::<MAX_CHAINS>(first, key),
-        }
+            1 => chains.derive::<1>(first, key, is_stopped),
+            2 => chains.derive::<2>(first, key, is_stopped),
+            3 => chains.derive::<3>(first, key, is_stopped),
+            _ => chains.derive::<MAX_CHAINS>(first, key, is_stopped),
+        }?;
     }
+    Ok(())
 }
 
 /// The common part of all chains of a derivation.
@@ -74,7 +89,7 @@ impl Chains {
     }
 
     /// Derives `N` blocks of the key, of which the last may be short, from block `first` on.
-    fn derive<const N: usize>(&self, first: u32, key: &mut [u8]) {
+    fn derive<const N: usize>(&self, first: u32, key: &mut [u8], is_stopped: &dyn Fn() -> bool) -> Result<(), Stopped> {
         let mut chains = Zeroizing::new([INITIAL; N]);
         for (number, chain) in (first..).zip(chains.iter_mut()) {
             let mut hmac = self.salted.clone();
@@ -86,10 +101,12 @@ impl Chains {
             digest.as_mut_slice().zeroize();
         }
         let mut sums = chains.clone();
-        let left = self.iterations.saturating_sub(1);
-        iterate_hmac(self.proof, &self.inner, &self.outer, &mut chains, &mut sums, left);
+        in_steps(self.iterations.saturating_sub(1), is_stopped, |count| {
+            iterate_hmac(self.proof, &self.inner, &self.outer, &mut chains, &mut sums, count);
+        })?;
         for (bytes, word) in key.chunks_mut(4).zip(sums.as_flattened()) {
             bytes.copy_from_slice(&word.to_be_bytes()[..bytes.len()]);
         }
+        Ok(())
     }
 }

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::Hash;
+use crate::stopped::STEP;
+use crate::testing::guarded::{Guarded, Place};
 use crate::testing::{noise, unhex};
 
 /// RFC 7914, section 11.
@@ -43,10 +45,13 @@ fn pbkdf2_of_several_chains_agrees_with_the_library() {
     for len in (1..=4 * 32 + 1).chain([160, 191, 192, 255, 256, 257, 511]) {
         for passphrase in [0, len % 7, 31, 32, 55, 56, 63, 64, 65, 100 + len % 101] {
             let (passphrase, salt) = (&noise[..passphrase], &noise[300..][..(len * 5) % 140]);
-            for iterations in [1, 2, 3, 4 + len as u32 % 9] {
+            for iterations in [1, 2, 3, 4 + len as u32 % 9, STEP, STEP + 1 + len as u32 % 3, 2 * STEP + 2] {
+                if iterations >= STEP && passphrase.len() % 31 != 0 {
+                    continue;
+                }
                 let (mut own, mut expected) = (vec![0xaa; len], vec![0x55; len]);
                 pbkdf2_hmac(passphrase, salt, iterations, &mut expected);
-                if !pbkdf2(passphrase, salt, iterations, &mut own) {
+                if pbkdf2(passphrase, salt, iterations, &mut own, &|| false).is_none() {
                     println!("SKIPPED: kernels that this CPU does not have: chains of SHA-256");
                     return;
                 }

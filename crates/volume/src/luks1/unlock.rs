@@ -1,16 +1,17 @@
 //! Unlocking a LUKS1 volume with a passphrase or a volume key.
 
 use super::{HEADER, Keyslot, Luks1};
+use crate::attempts::{Attempt, Attempts, Candidate};
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::{HeaderDigest, HeaderFacts, HeaderPolicy};
 use crate::key_material::{KeyMaterial, material_len};
 use crate::keyslot_state::KeyslotState;
 use crate::luks_cipher;
-use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork, UnknownHash};
+use crate::pbkdf::{Hash, Kdf, KdfLimits, UnknownHash};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
-use crate::unlock::{Attempts, Payload, UnlockOptions, Unlocked, finish};
+use crate::unlock::{Payload, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use std::ops::Range;
 use subtle::ConstantTimeEq;
@@ -38,20 +39,20 @@ impl Luks1 {
             Some(number) => return Err(UnlockError::KeyslotInactive(number)),
             None => self.active_keyslots(),
         };
+        let candidate = |number: u32| {
+            let kdf = Kdf::Pbkdf2 { hash, iterations: self.keyslots[number as usize].iterations };
+            Candidate::new(number, (&kdf, self.key_len()), (&digest, self.digest.len()), &options.limits)
+        };
+        let open = |number: u32, attempt: &Attempt<'_>| {
+            let key = self.open_keyslot(device, &self.keyslots[number as usize], cipher, hash, attempt)?;
+            let is_volume_key = self.is_volume_key_until(&|| attempt.is_over(), &key, hash, &options.limits)?;
+            Ok(is_volume_key.then_some(key))
+        };
         let mut attempts = Attempts::new(&options.limits);
-        for number in keyslots {
-            let slot = &self.keyslots[number as usize];
-            let kdf = Kdf::Pbkdf2 { hash, iterations: slot.iterations };
-            let digest = (&digest, self.digest.len());
-            if !attempts.affords(number, KdfWork::of_keyslot((&kdf, self.key_len()), digest, &options.limits)) {
-                continue;
-            }
-            let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
-            if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, Some(number), Payload::Segments(segments), Default::default()));
-            }
+        match attempts.search(passphrase, keyslots.into_iter().map(candidate).collect(), &open) {
+            Some((number, key)) => Ok(finish(key, Some(number), Payload::Segments(segments), Default::default())),
+            None => Err(attempts.into_error()),
         }
-        Err(attempts.into_error())
     }
 
     /// Unlocks with the caller's volume key, after verifying it.
@@ -170,28 +171,36 @@ impl Luks1 {
         if hash.len() < self.digest.len() { Err(unsupported(UnknownHash)) } else { Ok((cipher, hash)) }
     }
 
-    /// Returns the key in a keyslot. `None`: the passphrase does not open it.
+    /// Returns the key in a keyslot, not verified.
     fn open_keyslot(
         &self,
         device: &dyn HeaderDevice,
-        passphrase: &Secret,
         slot: &Keyslot,
         cipher: CipherSpec,
         hash: Hash,
-        limits: &KdfLimits,
-    ) -> Result<Option<VolumeKey>, UnlockError> {
+        attempt: &Attempt<'_>,
+    ) -> Result<VolumeKey, UnlockError> {
         let mut area_key = Zeroizing::new(vec![0; self.key_len()]);
-        let kdf = Kdf::Pbkdf2 { hash, iterations: slot.iterations };
-        kdf.derive(passphrase.as_bytes(), &slot.salt, &mut area_key, limits)?;
+        attempt.derive(&Kdf::Pbkdf2 { hash, iterations: slot.iterations }, &slot.salt, &mut area_key)?;
         let material =
             KeyMaterial { offset: slot.start(), key_len: self.key_len(), stripes: slot.stripes, hash, cipher };
-        let key = material.open(device, &area_key)?;
-        Ok(self.is_volume_key(&key, hash, limits)?.then_some(key))
+        attempt.open(&material, device, &area_key)
     }
 
     pub(super) fn is_volume_key(&self, key: &VolumeKey, hash: Hash, limits: &KdfLimits) -> Result<bool, UnlockError> {
+        self.is_volume_key_until(&|| false, key, hash, limits)
+    }
+
+    fn is_volume_key_until(
+        &self,
+        is_stopped: &dyn Fn() -> bool,
+        key: &VolumeKey,
+        hash: Hash,
+        limits: &KdfLimits,
+    ) -> Result<bool, UnlockError> {
         let mut digest = Zeroizing::new([0; 20]);
-        self.digest_kdf(hash).derive(key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
+        let kdf = self.digest_kdf(hash);
+        kdf.derive_until(is_stopped, key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
         Ok(digest.ct_eq(&self.digest).into())
     }
 

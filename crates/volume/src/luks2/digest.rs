@@ -36,6 +36,7 @@ pub(super) fn parse(
 const LUKS1_DIGEST_LEN: usize = 20;
 
 /// A digest that can be computed, and its derivation. A digest that cannot is an error, and never confirms a key.
+#[derive(Clone, Copy)]
 pub(super) struct Computable<'a> {
     pub(super) kdf: Kdf,
     salt: &'a [u8],
@@ -64,8 +65,18 @@ impl Computable<'_> {
 
     /// Whether it is the digest of `key`.
     pub(super) fn verify(&self, key: &VolumeKey, limits: &KdfLimits) -> Result<bool, UnlockError> {
+        self.verify_until(&|| false, key, limits)
+    }
+
+    /// As [`Computable::verify`]. Fails if it is stopped.
+    pub(super) fn verify_until(
+        &self,
+        is_stopped: &dyn Fn() -> bool,
+        key: &VolumeKey,
+        limits: &KdfLimits,
+    ) -> Result<bool, UnlockError> {
         let mut computed = Zeroizing::new(vec![0; self.len()]);
-        self.kdf.derive(key.as_bytes(), self.salt, &mut computed, limits)?;
+        self.kdf.derive_until(is_stopped, key.as_bytes(), self.salt, &mut computed, limits)?;
         Ok(computed.ct_eq(self.expected).into())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
 use super::{Luks2, digest, segment};
+use crate::attempts::{Attempt, Attempts, Candidate};
 use crate::authenticated::AuthenticatedSegment;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
@@ -9,10 +10,10 @@ use crate::header_policy::{HeaderDigest, HeaderFacts, HeaderPolicy};
 use crate::key_material::{KeyMaterial, material_len};
 use crate::key_material::{STRIPES, needed_area};
 use crate::keyslot_state::KeyslotState;
-use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
+use crate::pbkdf::{Hash, Kdf, KdfLimits};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
-use crate::unlock::{ActivationFlags, Attempts, Payload, UnlockOptions, Unlocked, finish};
+use crate::unlock::{ActivationFlags, Payload, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};
 use std::ops::Range;
 use zeroize::Zeroizing;
@@ -48,7 +49,7 @@ impl Luks2 {
             None => by_priority(&self.metadata, target.keyslots),
         };
         let mut attempts = Attempts::new(&options.limits);
-        match self.open_any(device, passphrase, &keyslots, &target, &mut attempts) {
+        match self.open_target(device, passphrase, &keyslots, &target, &mut attempts) {
             Some((number, key)) => Ok(self.unlocked(key, Some(number), target.payload)),
             None => Err(attempts.into_error()),
         }
@@ -65,7 +66,7 @@ impl Luks2 {
     }
 
     /// Tries keyslots in this order, and returns the first one that opens with its key.
-    pub(super) fn open_any(
+    pub(super) fn open_target(
         &self,
         device: &dyn HeaderDevice,
         passphrase: &Secret,
@@ -73,22 +74,30 @@ impl Luks2 {
         target: &Target<'_>,
         attempts: &mut Attempts<'_>,
     ) -> Option<(u32, VolumeKey)> {
-        let (digest, limits) = (&target.digest, attempts.limits());
-        for &number in keyslots {
-            let work = self.derivation(number).map_or_else(KdfWork::default, |(kdf, len)| {
-                KdfWork::of_keyslot((&kdf, len), (&digest.kdf, digest.len()), limits)
-            });
-            if !attempts.affords(number, work) {
-                continue;
-            }
-            let key = self
-                .open_keyslot(device, passphrase, number, &target.payload, limits)
-                .and_then(|key| Ok(digest.verify(&key, limits)?.then_some(key)));
-            if let Some(key) = attempts.record(key) {
-                return Some((number, key));
-            }
-        }
-        None
+        self.open_any(device, passphrase, keyslots, &target.payload, &|_| Ok(target.digest), attempts)
+    }
+
+    /// As [`Luks2::open_target`], with a digest for each keyslot.
+    fn open_any<'a>(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        keyslots: &[u32],
+        payload: &Payload,
+        digest_of: &(dyn Fn(u32) -> Result<digest::Computable<'a>, UnlockError> + Sync),
+        attempts: &mut Attempts<'_>,
+    ) -> Option<(u32, VolumeKey)> {
+        let limits = attempts.limits();
+        let candidate = |&number: &u32| match (self.derivation(number), digest_of(number)) {
+            (Some((kdf, len)), Ok(digest)) => Candidate::new(number, (&kdf, len), (&digest.kdf, digest.len()), limits),
+            _ => Candidate::without_derivation(number),
+        };
+        let open = |number: u32, attempt: &Attempt<'_>| {
+            let digest = digest_of(number)?;
+            let key = self.open_keyslot(device, number, payload, attempt)?;
+            Ok(digest.verify_until(&|| attempt.is_over(), &key, limits)?.then_some(key))
+        };
+        attempts.search(passphrase, keyslots.iter().map(candidate).collect(), &open)
     }
 
     pub(super) fn unlocked(&self, key: VolumeKey, keyslot: Option<u32>, payload: Payload) -> Unlocked {
@@ -115,24 +124,17 @@ impl Luks2 {
             Some(number) => vec![number],
             None => by_priority(&self.metadata, &self.metadata.keyslots.keys().copied().collect::<Vec<_>>()),
         };
+        let digest_with =
+            |number: u32| self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
+        let digest_of = |number: u32| match digest_with(number) {
+            Some((&bound, object)) => digest::computable(bound, object),
+            None => Err(UnlockError::NoUsableKeyslot),
+        };
+        let bound: Vec<u32> = keyslots.into_iter().filter(|number| digest_with(*number).is_some()).collect();
         let mut attempts = Attempts::new(&options.limits);
-        for number in keyslots {
-            let mut digests = self.metadata.digests.iter();
-            let Some((&bound, object)) = digests.find(|(_, digest)| digest.keyslots.contains(&number)) else {
-                continue;
-            };
-            match digest::computable(bound, object) {
-                Ok(digest) => {
-                    let payload = Payload::Segments(Vec::new());
-                    let target = Target { payload, keyslots: &object.keyslots, digest };
-                    if let Some(opened) = self.open_any(device, passphrase, &[number], &target, &mut attempts) {
-                        return Ok(opened);
-                    }
-                }
-                Err(error) => drop(attempts.record(Err(error))),
-            }
-        }
-        Err(attempts.into_error())
+        let payload = Payload::Segments(Vec::new());
+        let opened = self.open_any(device, passphrase, &bound, &payload, &digest_of, &mut attempts);
+        opened.ok_or_else(|| attempts.into_error())
     }
 
     /// Unlocks with the caller's volume key, after verifying it.
@@ -310,10 +312,9 @@ impl Luks2 {
     fn open_keyslot(
         &self,
         device: &dyn HeaderDevice,
-        passphrase: &Secret,
         number: u32,
         payload: &Payload,
-        limits: &KdfLimits,
+        attempt: &Attempt<'_>,
     ) -> Result<VolumeKey, UnlockError> {
         let keyslot = &self.metadata.keyslots[&number];
         let slot = usable_slot(number, keyslot)?;
@@ -321,8 +322,8 @@ impl Luks2 {
         let material = key_material(number, keyslot, slot)?;
         let kdf = key_derivation(&slot.kdf)?;
         let mut area_key = Zeroizing::new(vec![0; slot.area_key_len as usize]);
-        kdf.derive(passphrase.as_bytes(), &slot.salt, &mut area_key, limits)?;
-        material.open(device, &area_key)
+        attempt.derive(&kdf, &slot.salt, &mut area_key)?;
+        attempt.open(&material, device, &area_key)
     }
 
     /// Activation flags of the header.

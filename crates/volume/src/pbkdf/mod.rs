@@ -15,7 +15,7 @@ pub use inlock_cipher::{Hash, UnknownHash};
 pub use limits::KdfLimits;
 pub(crate) use limits::KdfWork;
 
-use inlock_cipher::{Argon2, Argon2Variant, ScratchMemory};
+use inlock_cipher::{Argon2, Argon2Variant, ScratchMemory, Stopped};
 use memory::SystemMemory;
 use queue::QUEUE;
 use std::fmt;
@@ -121,6 +121,9 @@ pub enum KdfError {
         /// The memory cost, in KiB.
         memory_kib: u32,
     },
+    /// It was stopped: a keyslot that comes before has opened.
+    #[error("the key derivation was stopped")]
+    Stopped,
     /// The system cannot start the threads.
     #[error("cannot start threads for {lanes} argon2 lanes")]
     NoThreads {
@@ -155,9 +158,24 @@ impl Kdf {
     ///
     /// Fails if a cost is over its limit or out of range, or if there is not enough memory or threads.
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], key: &mut [u8], limits: &KdfLimits) -> Result<(), KdfError> {
+        self.derive_until(&|| false, passphrase, salt, key, limits)
+    }
+
+    /// As [`Kdf::derive`]. PBKDF2 asks `is_stopped` every few milliseconds, and fails then.
+    pub(crate) fn derive_until(
+        &self,
+        is_stopped: &dyn Fn() -> bool,
+        passphrase: &[u8],
+        salt: &[u8],
+        key: &mut [u8],
+        limits: &KdfLimits,
+    ) -> Result<(), KdfError> {
         self.check(key.len(), limits)?;
         match *self {
-            Self::Pbkdf2 { hash, iterations } => hash.pbkdf2(passphrase, salt, iterations, key),
+            Self::Pbkdf2 { hash, iterations } => {
+                let done = hash.pbkdf2_until(is_stopped, passphrase, salt, iterations, key);
+                done.map_err(|Stopped| KdfError::Stopped)?;
+            }
             Self::Argon2i(cost) => argon2(Argon2Variant::Argon2i, cost, passphrase, salt, key)?,
             Self::Argon2id(cost) => argon2(Argon2Variant::Argon2id, cost, passphrase, salt, key)?,
         }

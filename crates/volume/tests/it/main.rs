@@ -15,6 +15,7 @@ mod header_backups;
 mod header_verdicts;
 mod integrity_table;
 mod keyslots;
+mod keyslots_together;
 mod policies;
 mod power_cut;
 mod repair_states;

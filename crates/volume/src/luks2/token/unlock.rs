@@ -1,12 +1,13 @@
 //! Unlocking with the passphrases of tokens.
 
 use super::kind;
+use crate::attempts::Attempts;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
 use crate::luks2::metadata::{KeyslotKind, Token};
 use crate::secret::Secret;
-use crate::unlock::{Attempts, UnlockOptions, Unlocked};
+use crate::unlock::{UnlockOptions, Unlocked};
 use serde_json::Value;
 use std::cmp::Reverse;
 
@@ -147,7 +148,8 @@ impl Luks2 {
             };
             let error = match passphrase {
                 Ok(passphrase) => {
-                    if let Some((keyslot, key)) = self.open_any(device, &passphrase, &keyslots, &target, &mut attempts)
+                    if let Some((keyslot, key)) =
+                        self.open_target(device, &passphrase, &keyslots, &target, &mut attempts)
                     {
                         return Ok((number, self.unlocked(key, Some(keyslot), target.payload)));
                     }
