@@ -1,5 +1,6 @@
 //! A store whose calls block for long, such as a volume of dm-integrity on an NBD server, as an asynchronous one:
-//! threads carry out its operations, and no worker waits for them.
+//! threads carry out its operations, and no worker waits for them. With a time limit, an operation that no thread has
+//! begun by then fails.
 
 use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile, read_range, write_range};
@@ -9,6 +10,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Operations that the queue has memory for from the start.
 const CAPACITY: usize = 4096;
@@ -27,11 +29,19 @@ struct Shared {
     store: Arc<dyn BackingStore>,
     queue: Mutex<Queue>,
     filled: Condvar,
+    /// Is notified when the threads end.
+    ended: Condvar,
+}
+
+/// An operation that waits for a thread.
+struct Waiting {
+    pending: Pending,
+    since: Instant,
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Pending>,
+    waiting: VecDeque<Waiting>,
     /// Threads that wait for operations, and were not woken.
     idle: usize,
     /// No operation is carried out any longer.
@@ -49,7 +59,8 @@ impl ThreadedStore {
     pub fn start(store: Arc<dyn BackingStore>, threads: usize) -> io::Result<Self> {
         let threads = threads.max(1);
         let queue = Queue { waiting: VecDeque::with_capacity(CAPACITY), ..Queue::default() };
-        let shared = Arc::new(Shared { store, queue: Mutex::new(queue), filled: Condvar::new() });
+        let (filled, ended) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { store, queue: Mutex::new(queue), filled, ended });
         // Dropped if a thread cannot be started, which ends the others.
         let mut this = Self { shared, threads: Vec::with_capacity(threads), inline: (0, 0) };
         for number in 0..threads {
@@ -67,6 +78,19 @@ impl ThreadedStore {
         self.inline = (reads, writes);
         self
     }
+
+    /// Fails operations that have waited for a thread as long as `limit`: all threads may wait for a server that does
+    /// not answer. What a thread has begun ends with its calls. Starts one more thread.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub fn with_wait_limit(mut self, limit: Duration) -> io::Result<Self> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("inlock-s-limit".to_owned());
+        self.threads.push(thread.spawn(move || shared.expire(limit))?);
+        Ok(self)
+    }
 }
 
 impl Drop for ThreadedStore {
@@ -74,6 +98,7 @@ impl Drop for ThreadedStore {
         self.shared.queue().is_ended = true;
         self.shared.close();
         self.shared.filled.notify_all();
+        self.shared.ended.notify_all();
         for thread in self.threads.drain(..) {
             // It has no panic to report: those of operations are caught.
             let _ = thread.join();
@@ -100,7 +125,7 @@ impl Shared {
         let mut queue = self.queue();
         while !queue.is_ended {
             match queue.waiting.pop_front() {
-                Some(pending) => {
+                Some(Waiting { pending, .. }) => {
                     drop(queue);
                     self.carry_out(pending);
                     queue = self.queue();
@@ -109,6 +134,24 @@ impl Shared {
                     queue.idle += 1;
                     queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
+            }
+        }
+    }
+
+    /// Fails what waits for too long, until the store is dropped. The queue is in the order of arrival, so that nothing
+    /// has to wake this thread: what arrives while it sleeps has its limit later.
+    fn expire(&self, limit: Duration) {
+        let mut queue = self.queue();
+        while !queue.is_ended {
+            let rest = queue.waiting.front().map_or(limit, |first| limit.saturating_sub(first.since.elapsed()));
+            if rest.is_zero() {
+                let late = queue.waiting.pop_front();
+                drop(queue);
+                // What is dropped has failed.
+                drop(late);
+                queue = self.queue();
+            } else {
+                queue = self.ended.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }
@@ -135,7 +178,7 @@ impl AsyncStore for ThreadedStore {
             drop(queue);
             return pending.complete(Err(Errno::IO));
         }
-        queue.waiting.push_back(pending);
+        queue.waiting.push_back(Waiting { pending, since: Instant::now() });
         // Waking costs a system call; a busy thread takes the operation later.
         let is_idle = queue.idle > 0;
         queue.idle = queue.idle.saturating_sub(1);
