@@ -184,11 +184,12 @@ stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage features cargo xtask features
 stage dependencies cargo xtask dependencies
 stage doc documentation
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest_cryptsetup.sh tests/ceph/cluster.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest.sh tests/ceph/cluster.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 if wanted unit; then
-    # Without it, the tests skip their comparison with it.
-    INLOCK_NEW_CRYPTSETUP=$(tests/newest_cryptsetup.sh 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=
-    export INLOCK_NEW_CRYPTSETUP
+    # Without them, the tests skip what they are needed for.
+    INLOCK_NEW_CRYPTSETUP=$(tests/newest.sh cryptsetup 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=
+    INLOCK_NEW_NBDKIT=$(tests/newest.sh nbdkit 2> "$LOGS/newest-nbdkit.log") || INLOCK_NEW_NBDKIT=
+    export INLOCK_NEW_CRYPTSETUP INLOCK_NEW_NBDKIT
 fi
 stage unit units
 stage models run_tests inlock-models

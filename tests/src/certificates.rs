@@ -66,6 +66,26 @@ impl Authority {
         authority
     }
 
+    /// As [`Authority::with_server`], with a certificate of a client too.
+    pub fn with_server_and_client(dir: &Path) -> Self {
+        let authority = Self::with_server(dir, "server");
+        authority.issue("client", "client", 18);
+        authority
+    }
+
+    /// Makes a new directory for a client that trusts this authority, with the client's certificate of `client`.
+    pub fn make_client(&self, dir: &Path, client: Option<&Self>) {
+        fs::create_dir(dir).expect("a writable directory");
+        let copy = |from: &Self, file: &str| {
+            fs::copy(from.0.join(file), dir.join(file)).expect("a file that was made");
+        };
+        copy(self, "ca-cert.pem");
+        if let Some(client) = client {
+            copy(client, "client-cert.pem");
+            copy(client, "client-key.pem");
+        }
+    }
+
     /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.0

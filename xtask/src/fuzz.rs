@@ -12,11 +12,12 @@ use anyhow::{Context, Result, bail};
 use crate::target_dir;
 
 /// The targets, which are also the names of their programs and corpus directories.
-const TARGETS: [&str; 9] = [
+const TARGETS: [&str; 10] = [
     "control_lines",
     "luks1_header",
     "luks2_header",
     "luks2_json",
+    "nbd_server",
     "nbd_wire",
     "netlink_answer",
     "table",

@@ -2,7 +2,7 @@
 //! the newest one and with inlock, on copies of one image. Exit status and effect must be equal; both programs judge
 //! the image afterwards. docs/cryptsetup.md lists the differences.
 //!
-//! `INLOCK_NEW_CRYPTSETUP` is the command of the newest cryptsetup; tests/newest_cryptsetup.sh prints it.
+//! `INLOCK_NEW_CRYPTSETUP` is the command of the newest cryptsetup; tests/newest.sh prints it.
 
 // The lint exempts test functions only.
 #![allow(clippy::unwrap_used)]

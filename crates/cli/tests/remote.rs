@@ -4,7 +4,8 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call, call_with, noise};
-use std::path::PathBuf;
+use inlock_tests::report::count;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -361,4 +362,87 @@ fn holes_are_zero_only_where_the_store_has_exact_ones() {
     call(["luksDump", "--holes=zero", &image]).fails(1, &["holes"]);
     let both = ["serve", "--holes=zero", "--engine=afalg", "--run=true", &image];
     call(both).fails(1, &["Options --engine afalg and --holes zero cannot be combined"]);
+}
+
+/// Returns an nbdkit with the filter `evil` (1.36 or newer), and the directory of its filters and plugins: that of this
+/// system, or the one that `tests/newest.sh` installs. Reports a skip otherwise.
+fn evil_nbdkit() -> Option<(Command, PathBuf)> {
+    let config = Command::new("nbdkit").arg("--dump-config").output().expect("it starts");
+    let config = String::from_utf8(config.stdout).expect("a text");
+    let filters = config.lines().find_map(|line| line.strip_prefix("filterdir=")).expect("a directory");
+    let has_evil = |dir: &Path| dir.join("filters/nbdkit-evil-filter.so").exists();
+    let dir = Path::new(filters).with_file_name("");
+    if has_evil(&dir) {
+        return Some((Command::new("nbdkit"), dir));
+    }
+    let newest = std::env::var("INLOCK_NEW_NBDKIT").unwrap_or_default();
+    let mut words = newest.split_whitespace();
+    let loader = words.next().filter(|loader| has_evil(&Path::new(loader).with_file_name("nbdkit")));
+    let Some(loader) = loader else {
+        println!("SKIPPED: no nbdkit with the filter evil");
+        return None;
+    };
+    let mut command = Command::new(loader);
+    command.args(words);
+    Some((command, Path::new(loader).with_file_name("nbdkit")))
+}
+
+/// Starts that nbdkit over an image. With a mode of the filter, about two bits of a million that are read are wrong.
+fn start_evil(dir: &Dir, image: &str, mode: Option<&str>) -> Option<Server> {
+    let (mut command, modules) = evil_nbdkit()?;
+    let socket = dir.path("server.sock");
+    command.arg("-f").arg("-U").arg(&socket);
+    let plugin = modules.join("plugins/nbdkit-file-plugin.so");
+    match mode {
+        Some(mode) => {
+            command.arg(format!("--filter={}", modules.join("filters/nbdkit-evil-filter.so").display()));
+            command.arg(plugin).arg(image).arg(format!("evil={mode}"));
+            command.args(["evil-probability=2e-6", "evil-seed=1"]);
+        }
+        None => drop(command.arg(plugin).arg(image)),
+    }
+    Some(Server::start(command, socket))
+}
+
+/// A server that flips bits: what nothing protects is returned as it decrypts, other than it was written. With
+/// integrity protection, a unit is right or its read fails with EIO.
+#[test]
+fn flipped_bits_are_errors_with_integrity_and_wrong_plaintext_without() {
+    const LEN: usize = 4 << 20;
+    let input = noise(LEN);
+    for mode in ["stuck-bits", "cosmic-rays"] {
+        let sealed = ["--integrity=aead", "--cipher=aes-gcm-random", "--key-size=256"];
+        for integrity in [&[][..], &["--integrity=hmac-sha256"], &sealed] {
+            let dir = Dir::new();
+            let run = Run::new();
+            let image = dir.image("image", 48);
+            let format = ["luksFormat", "-q", "--type=luks2", "--sector-size=4096", &image];
+            call_with(SECRET, format.into_iter().chain(FAST).chain(integrity.iter().copied())).works();
+            let (key, data) = (dir.file("key", SECRET), dir.file("data", &input));
+            call(["import", &data, &image, "-q", "-d", &key]).works();
+            // The header is read from a server that is honest, and the data from one that is not.
+            let Some(honest) = start_evil(&dir, &image, None) else { return };
+            let served = Named::start(&run, "data", &["--read-only", "-d", &key, &honest.uri()]);
+            drop(honest);
+            let Some(evil) = start_evil(&dir, &image, Some(mode)) else { return };
+            let mut client = served.connect();
+            let (mut wrong, mut failed) = (0, 0);
+            for (number, unit) in input.chunks(4096).enumerate() {
+                match client.read(number as u64 * 4096, 4096) {
+                    Ok(found) => wrong += usize::from(found != unit),
+                    Err(error) => {
+                        assert!(error.to_string().ends_with(": error 5"), "{mode} {integrity:?}: {error}");
+                        failed += 1;
+                    }
+                }
+            }
+            let (some, none) = if integrity.is_empty() { (wrong, failed) } else { (failed, wrong) };
+            assert!(some > 5 && some < 512, "{mode} {integrity:?}: {wrong} wrong and {failed} failed");
+            assert_eq!(none, 0, "{mode} {integrity:?}: {wrong} wrong and {failed} failed");
+            count("remote_units_with_flipped_bits", some);
+            drop(client);
+            drop(evil);
+            drop(served);
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Connecting to a server: socket and handshake, within a time limit.
 
-use crate::error::OpenError;
-use crate::options::{ExportFacts, StoreOptions};
-use crate::tls::Tls;
-use crate::uri::{Address, NbdUri};
+use super::error::OpenError;
+use super::options::{ExportFacts, StoreOptions};
+use super::tls::Tls;
+use super::uri::{Address, NbdUri};
 use inlock_frontend::nbd::client::{
     BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
 };
@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Greeting of servers that speak only the oldest dialect, behind the first magic.
 const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+
+/// Block sizes of a server that states none.
+const DEFAULT_BLOCKS: [u32; 3] = [1, 4096, MAX_PAYLOAD];
 
 /// Most replies to one option.
 const MAX_REPLIES: usize = 64;
@@ -62,9 +65,9 @@ pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions, tls: Option<&Tls>) -> R
 
 /// Time limit of a connection.
 #[derive(Clone, Copy)]
-struct Limit {
-    deadline: Instant,
-    length: Duration,
+pub(crate) struct Limit {
+    pub(crate) deadline: Instant,
+    pub(crate) length: Duration,
 }
 
 impl Limit {
@@ -75,7 +78,7 @@ impl Limit {
     }
 }
 
-enum Socket {
+pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
@@ -88,8 +91,12 @@ fn connect(uri: &NbdUri, limit: Limit, tls: Option<&Tls>) -> Result<Dialed, Open
         }
         _ => OpenError::Unreachable { address: address.clone(), source },
     };
-    let socket = connect_socket(&uri.address, limit).map_err(failed)?;
-    let mut dialog = Dialog { wire: Wire { socket, limit }, tls: None, address: address.clone() };
+    negotiate(connect_socket(&uri.address, limit).map_err(failed)?, limit, uri, tls)
+}
+
+/// Opens the export over a new connection.
+pub(crate) fn negotiate(socket: Socket, limit: Limit, uri: &NbdUri, tls: Option<&Tls>) -> Result<Dialed, OpenError> {
+    let mut dialog = Dialog { wire: Wire { socket, limit }, tls: None, address: uri.address.to_string() };
     let (style, has_extents, facts) = dialog.handshake(&uri.export, tls)?;
     let socket = match dialog.wire.socket {
         Socket::Unix(socket) => OwnedFd::from(socket),
@@ -255,17 +262,17 @@ impl Dialog {
 
     /// Receives the replies to GO. `None`: the server does not know it.
     fn replies_to_go(&mut self, export: &[u8]) -> Result<Option<ExportFacts>, OpenError> {
-        let (mut size, mut blocks) = (None, [1, 4096, MAX_PAYLOAD]);
+        let (mut export_info, mut block_info) = (None, None);
         for _ in 0..MAX_REPLIES {
             let (reply, data) = self.option_reply(option::GO)?;
             match reply.kind {
                 option_reply::ACK => {
-                    let (size, flags) = size.ok_or(OpenError::Protocol(BadReply::Unfit))?;
-                    return facts(size, flags, blocks).map(Some);
+                    let (size, flags) = export_info.ok_or(OpenError::Protocol(BadReply::Unfit))?;
+                    return facts(size, flags, block_info.unwrap_or(DEFAULT_BLOCKS)).map(Some);
                 }
                 option_reply::INFO => {
-                    size = parse_export(&data).or(size);
-                    blocks = parse_block_size(&data).map_err(OpenError::Protocol)?.unwrap_or(blocks);
+                    note(&mut export_info, parse_export(&data))?;
+                    note(&mut block_info, parse_block_size(&data).map_err(OpenError::Protocol)?)?;
                 }
                 option_reply::ERR_UNSUP => return Ok(None),
                 option_reply::ERR_UNKNOWN => {
@@ -292,7 +299,7 @@ impl Dialog {
         if !no_zeroes {
             self.receive::<124>()?;
         }
-        facts(size, flags, [1, 4096, MAX_PAYLOAD])
+        facts(size, flags, DEFAULT_BLOCKS)
     }
 
     fn option_reply(&mut self, number: u32) -> Result<(OptionReply, Vec<u8>), OpenError> {
@@ -357,10 +364,21 @@ fn is_error(kind: u32) -> bool {
     kind & (1 << 31) != 0
 }
 
+/// Keeps what a server states, unless it has stated something else before.
+fn note<T: Copy + PartialEq>(known: &mut Option<T>, stated: Option<T>) -> Result<(), OpenError> {
+    match stated {
+        Some(stated) if *known.get_or_insert(stated) != stated => Err(OpenError::Protocol(BadReply::Unfit)),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the facts of an export, with the payload that is used.
-fn facts(size: u64, flags: u16, [min_block, _, max_block]: [u32; 3]) -> Result<ExportFacts, OpenError> {
+fn facts(size: u64, flags: u16, [min_block, preferred, max_block]: [u32; 3]) -> Result<ExportFacts, OpenError> {
     if size > i64::MAX as u64 {
         return Err(OpenError::Dialect("the server states a size of more than 2^63 bytes"));
+    }
+    if u64::from(max_block) < size.min(preferred.into()) {
+        return Err(OpenError::Protocol(BadReply::BlockSize(min_block, preferred, max_block)));
     }
     let flags = if flags & transmission_flag::HAS_FLAGS == 0 { 0 } else { flags };
     let max_payload = max_block.min(MAX_PAYLOAD) / min_block * min_block;

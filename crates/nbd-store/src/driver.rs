@@ -59,6 +59,8 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     facts: ExportFacts,
     lines: Vec<Line>,
+    /// Number of connections so far.
+    connections: u64,
     /// Connections that were given up while the server had changes of theirs. None is made again before the server
     /// has replied to the old ones or closed the connection.
     given_up: Vec<Line>,
@@ -91,9 +93,11 @@ enum Prepared {
 
 impl Driver {
     pub(crate) fn new(shared: Arc<Shared>, facts: ExportFacts, dialed: Vec<Dialed>) -> Self {
+        let connections = dialed.len() as u64;
         Self {
             facts,
-            lines: dialed.into_iter().map(Line::new).collect(),
+            lines: (0..).zip(dialed).map(|(number, dialed)| Line::new(dialed, number)).collect(),
+            connections,
             given_up: Vec::new(),
             waiting: VecDeque::new(),
             phase: Phase::Up,
@@ -209,7 +213,8 @@ impl Driver {
         self.shared.notify("connected again");
         self.connected_at = Instant::now();
         self.shared.set_extents(dialed.iter().all(|dialed| dialed.has_extents));
-        self.lines = dialed.into_iter().map(Line::new).collect();
+        self.lines = (self.connections..).zip(dialed).map(|(number, dialed)| Line::new(dialed, number)).collect();
+        self.connections += self.lines.len() as u64;
         let has_writes = self.log.as_ref().is_some_and(|log| log.len() > 0);
         self.phase = if has_writes { Phase::Replaying { next: 0 } } else { Phase::Up };
     }

@@ -1,6 +1,6 @@
 //! Jobs of the driver: a request of the engine, a query of extents, or a request of the store's own.
 
-use crate::replay::Entry;
+use super::replay::Entry;
 use inlock_engine::Errno;
 use inlock_engine::store::asynchronous::{AsyncOperation, Pending};
 use inlock_frontend::nbd::handshake::ReplyStyle;

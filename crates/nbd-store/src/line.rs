@@ -3,8 +3,8 @@
 //! Sockets are never waited for here. A server's reply names a request in flight, keeps within the request's range and
 //! fills all of it once, or the connection is broken.
 
-use crate::dial::Dialed;
-use crate::job::{Job, Kind};
+use super::dial::Dialed;
+use super::job::{Job, Kind};
 use inlock_engine::Errno;
 use inlock_frontend::nbd::client::{
     BadReply, Content, MAX_REQUEST_HEADER, MAX_SMALL_PAYLOAD, ReplyHead, request_header,
@@ -98,13 +98,15 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) fn new(dialed: Dialed) -> Self {
+    /// Takes a connection. `number`: that of the connection, which no other one of the store has.
+    pub(crate) fn new(dialed: Dialed, number: u64) -> Self {
         Self {
             link: dialed.link,
             style: dialed.style,
             slots: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             in_flight: 0,
-            next_cookie: 1,
+            // A reply that belongs to another connection names no request of this one.
+            next_cookie: number << 40 | 1,
             outgoing: VecDeque::with_capacity(SLOTS),
             sent: 0,
             input: vec![0; INPUT_LEN].into(),
@@ -352,7 +354,9 @@ impl Line {
                 }
                 slot.job.buffer()[at as usize..end as usize].fill(0);
             }
-            (Content::Extent { len, flags }, Kind::Extents) if len > 0 => slot.extent = Some((len, flags)),
+            (Content::Extent { len, flags }, Kind::Extents) if len > 0 && slot.extent.is_none() => {
+                slot.extent = Some((len, flags));
+            }
             (Content::Error(error), _) => slot.error = Some(errno(error)),
             _ => return Err(BadReply::Unfit.into()),
         }
@@ -439,8 +443,8 @@ impl Coverage {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::ExportFacts;
     use super::*;
-    use crate::options::ExportFacts;
     use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
     use rustix::event::{PollFd, PollFlags, Timespec};
     use std::io::{Read, Write};
@@ -484,7 +488,8 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
         let style = ReplyStyle::Structured;
-        let mut line = Line::new(Dialed { link: Link::new(ours.into(), None), style, has_extents: false, facts });
+        let dialed = Dialed { link: Link::new(ours.into(), None), style, has_extents: false, facts };
+        let mut line = Line::new(dialed, 0);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         line.queue(Job::of(started.recv().unwrap(), deadline).unwrap());
         line.send().unwrap();
@@ -512,5 +517,13 @@ mod tests {
         for number in 0..=u32::from(u16::MAX) {
             assert!(![Errno::INTR, Errno::AGAIN].contains(&errno(number)), "{number}");
         }
+    }
+
+    #[test]
+    fn errors_of_the_protocol_are_those_of_linux() {
+        use Errno as E;
+        let known = [E::PERM, E::IO, E::NOMEM, E::INVAL, E::NOSPC, E::OVERFLOW, E::OPNOTSUPP, E::SHUTDOWN];
+        let numbers = [1, 5, 12, 22, 28, 75, 95, 108];
+        assert_eq!(numbers.map(errno), known);
     }
 }

@@ -1,7 +1,7 @@
 //! TLS of the store: what a URI says about it, and the check of servers.
 
-use crate::error::OpenError;
-use crate::uri::TlsOptions;
+use super::error::OpenError;
+use super::uri::TlsOptions;
 use inlock_frontend::nbd::certificates::{Authorities, CertificateError, read_optional, read_pem};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -65,7 +65,17 @@ const VERITY: Tests = Tests {
     ],
 };
 
-pub(super) const GROUPS: [Group; 4] = [
+const NBD_STORE: Tests = Tests {
+    build: &["--package", "inlock-nbd-store", "--lib", "--test", "it"],
+    directory: "crates/nbd-store",
+    left_out: &[
+        "restart::hundred_restarts",
+        "restart::flushed_writes_survive",
+        "restart::replay_makes_lost_writes_again",
+    ],
+};
+
+pub(super) const GROUPS: [Group; 5] = [
     Group {
         name: "volume",
         directory: "crates/volume",
@@ -87,6 +97,24 @@ pub(super) const GROUPS: [Group; 4] = [
         tests: &[ENGINE],
     },
     Group { name: "nbd", directory: "crates/frontend", files: &["nbd/"], tests: &[FRONTEND] },
+    Group {
+        name: "nbd-store",
+        directory: "crates/nbd-store",
+        files: &[
+            "dial.rs",
+            "driver.rs",
+            "error.rs",
+            "job.rs",
+            "line.rs",
+            "options.rs",
+            "replay.rs",
+            "shared.rs",
+            "store.rs",
+            "tls.rs",
+            "uri.rs",
+        ],
+        tests: &[NBD_STORE],
+    },
     Group {
         name: "verity",
         directory: "crates/verity",

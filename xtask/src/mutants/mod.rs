@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn arguments_name_groups_and_filters() {
         let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
-        assert_eq!(parse(&[]).unwrap().groups, ["volume", "engine", "nbd", "verity"]);
+        assert_eq!(parse(&[]).unwrap().groups, ["volume", "engine", "nbd", "nbd-store", "verity"]);
         let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
         assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
         assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));

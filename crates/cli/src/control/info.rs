@@ -57,6 +57,9 @@ pub(crate) struct RuntimeInfo {
     pub key_fingerprint: Option<KeyFingerprint>,
     pub read_only: bool,
     pub allow_discards: bool,
+    /// Whether holes of the devices read as zeroes (`--holes zero`).
+    #[serde(default)]
+    pub zero_holes: bool,
     /// Flags of the header or the table alone. In the process only.
     #[serde(skip)]
     pub own_flags: CryptOptions,
@@ -138,6 +141,7 @@ impl RuntimeInfo {
             key_fingerprint: None,
             read_only: access.read_only,
             allow_discards: access.allow_discards,
+            zero_holes: device.mapping().has_zero_holes(),
             own_flags: volume.own_flags,
             table_flags: thread_flags(&volume.flags),
             offload: "none".to_owned(),
@@ -182,7 +186,7 @@ impl RuntimeInfo {
     /// Refuses another volume for a device that awaits recovery: its users would read and destroy that one.
     pub(crate) fn check_same_volume(&self, new: &Self) -> anyhow::Result<()> {
         let source = |info: &Self| (info.kind.clone(), info.device.clone(), info.uuid.clone(), info.hash.clone());
-        let mapping = |info: &Self| (info.segments.clone(), info.read_only);
+        let mapping = |info: &Self| (info.segments.clone(), info.read_only, info.zero_holes);
         let same_key = match (&self.key_fingerprint, &new.check) {
             (Some(fingerprint), Some(check)) => fingerprint.is_of(check),
             (None, _) => !new.has_key(),
@@ -299,6 +303,9 @@ impl VolumeStatus {
         if let Some(metrics) = &info.metrics {
             writeln!(f, "  metrics: {metrics}")?;
         }
+        if info.zero_holes {
+            writeln!(f, "  holes:   zero")?;
+        }
         if info.has_key() {
             let asked = |flag: &str| if info.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };
             let (reads, writes) = (asked("no_read_workqueue"), asked("no_write_workqueue"));
@@ -368,7 +375,11 @@ fn sectors(number: u64) -> String {
 mod tests {
     use super::*;
     use crate::error::status_of;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_engine::{Access, BackingStore, Errno, Geometry, StoreProfile};
     use inlock_volume::{DataUnitSize, Segment, VolumeKey};
+    use std::num::NonZero;
+    use std::sync::Arc;
 
     fn key(byte: u8) -> KeyCheck {
         let spec = "aes-xts-plain64".parse().unwrap();
@@ -404,17 +415,79 @@ mod tests {
         raw(info()).check_same_volume(&raw(info())).unwrap();
     }
 
+    /// Memory that has exact holes, as an image of RBD.
+    struct Holed(MemoryStore);
+
+    impl BackingStore for Holed {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+
+        fn profile(&self) -> StoreProfile {
+            let mut profile = self.0.profile();
+            profile.hole_len = NonZero::new(1 << 20);
+            profile
+        }
+
+        fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+            self.0.read_at(data, offset)
+        }
+
+        fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+            self.0.write_at(data, offset)
+        }
+
+        fn sync(&self) -> Result<(), Errno> {
+            self.0.sync()
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+            self.0.discard(offset, len)
+        }
+    }
+
+    #[test]
+    fn status_says_that_holes_are_zero() {
+        let spec = "aes-xts-plain64".parse().unwrap();
+        let segment = Segment::whole(Some(spec), DataUnitSize::SECTOR);
+        for zero_holes in [false, true] {
+            let store = Arc::new(Holed(MemoryStore::new(vec![0; 4 << 20])));
+            let device =
+                Device::new(&[segment], &VolumeKey::new(&[[3; 32], [4; 32]].concat()), store, Access::default());
+            let device = if zero_holes { device.unwrap().with_zero_holes().unwrap() } else { device.unwrap() };
+            let volume = VolumeInfo {
+                kind: "PLAIN".to_owned(),
+                device: "/dev/sdx".into(),
+                header: None,
+                uuid: None,
+                hash: None,
+                segments: vec![SegmentInfo::of(&segment, 64)],
+                check: None,
+                own_flags: CryptOptions::default(),
+                flags: CryptOptions::default(),
+                devices: Vec::new(),
+            };
+            let status =
+                VolumeStatus::new(RuntimeInfo::new(&"data", volume, &device), &device, &device.stats().snapshot());
+            assert_eq!(status.to_string().contains("\n  holes:   zero\n"), zero_holes, "{status}");
+            let json = serde_json::to_value(&status).unwrap();
+            assert_eq!(json["zero_holes"], zero_holes, "{json}");
+            assert_eq!(VolumeStatus::deserialize(json).unwrap().info.zero_holes, zero_holes);
+        }
+    }
+
     #[test]
     fn recovery_with_other_volume_is_refused() {
         let left = info();
         left.check_same_volume(&RuntimeInfo { pid: 2, started: 9, threads: 1, via: String::new(), ..info() }).unwrap();
-        let others: [fn(&mut RuntimeInfo); 6] = [
+        let others: [fn(&mut RuntimeInfo); 7] = [
             |info| info.kind = "PLAIN".into(),
             |info| info.device = "/dev/sdy".into(),
             |info| info.uuid = Some("v".into()),
             |info| info.hash = Some("sha256".into()),
             |info| info.segments[0].offset = 0,
             |info| info.read_only = true,
+            |info| info.zero_holes = true,
         ];
         for (number, change) in others.into_iter().enumerate() {
             let mut other = info();

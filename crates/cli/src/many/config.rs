@@ -447,8 +447,8 @@ mod tests {
     #[test]
     fn file_reads_with_its_options() {
         let text = "idle-timeout = 5\ndefault = \"a\"\n[volumes.a]\nimage = \"/a\"\ntype = \"plain\"\nkey-file = \"/k\"\n\
-            max-bytes = \"1M\"\nmax-operations = 10\nmax-in-flight = \"2M\"\nengine = \"afalg\"\nengine-threshold = \"64K\"\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
-            read-only = true\nlisted = false\nidle-timeout = 0\n";
+            max-bytes = \"1M\"\nmax-operations = 10\nmax-in-flight = \"2M\"\nengine = \"afalg\"\nengine-threshold = \"64K\"\nholes = \"noise\"\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
+            read-only = true\nlisted = false\nidle-timeout = 0\nholes = \"zero\"\n";
         let config = parse(text).unwrap();
         let (a, b) = (&config.volumes["a"], &config.volumes["b"]);
         assert_eq!((a.limits.operations, a.limits.bytes), (Some(10), Some(1 << 20)));
@@ -458,6 +458,8 @@ mod tests {
         assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
         let engine = |volume: &VolumeConfig| volume.opening.source().unwrap().engine;
         assert_eq!((engine(a), engine(b)), (Some(EngineArgs { threshold: 65536 }), None));
+        let zero_holes = |volume: &VolumeConfig| volume.opening.source().unwrap().source.zero_holes;
+        assert_eq!((zero_holes(a), zero_holes(b)), (false, true));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
         assert!(parse("").unwrap().volumes.is_empty());
         let text = "tls = \"require\"\ntls-certificates = \"/d\"\ntls-verify-peer = true\n";
@@ -483,6 +485,9 @@ mod tests {
             (format!("{volume}max-in-flight = 0\n"), "line 4, volumes.a.max-in-flight: expected a number"),
             (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
             (format!("{volume}engine = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
+            (format!("{volume}holes = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
+            (format!("{volume}holes = \"zero\"\n"), "line 1, volumes.a: Option --holes is not allowed with type raw"),
+            (format!("{volume}holes = true\n"), "line 1, volumes.a: "),
             (
                 format!("{volume}engine-threshold = 512\n"),
                 "line 1, volumes.a: Option --engine-threshold needs --engine",

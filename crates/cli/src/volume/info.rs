@@ -80,7 +80,7 @@ impl VolumeInfo {
 
 impl SegmentInfo {
     /// Describes a segment whose key has `key_len` bytes.
-    pub(super) fn of(segment: &Segment, key_len: usize) -> Self {
+    pub(crate) fn of(segment: &Segment, key_len: usize) -> Self {
         let target = if segment.cipher.is_some() { "crypt" } else { "linear" };
         Self {
             start: segment.start.0,

@@ -20,6 +20,7 @@ use inlock_volume::AuthenticatedSegment;
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
 use super::lock::{self, DeviceLock};
+use super::threads::limit_waits;
 use crate::error::CliError;
 use crate::ui::print::warn;
 
@@ -273,7 +274,8 @@ pub(super) fn threaded(
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if must_wait { WAITING_THREADS } else { cpus.min(WAITING_THREADS) };
     let store = ThreadedStore::start(store, threads).context("cannot start a thread")?;
-    Ok(Arc::new(store.with_inline(if must_wait { 0 } else { SHORT }, if is_remote { 0 } else { SHORT })))
+    let store = store.with_inline(if must_wait { 0 } else { SHORT }, if is_remote { 0 } else { SHORT });
+    Ok(Arc::new(limit_waits(store, devices())?))
 }
 
 /// A running dm-integrity volume, for control commands.

@@ -23,6 +23,7 @@ pub(crate) mod remote;
 pub(crate) mod secret;
 pub(crate) mod source;
 pub(crate) mod table;
+mod threads;
 pub(crate) mod token;
 pub(crate) mod unlocked;
 pub(crate) mod verity;

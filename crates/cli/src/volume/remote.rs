@@ -5,12 +5,13 @@ use std::io;
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
 use inlock_frontend::nbd::descriptors::raise_limit;
-use inlock_nbd_store::{NbdStore, NbdUri, UriError};
+use inlock_nbd_store::{NbdStore, NbdUri, StoreOptions, UriError};
 use inlock_rbd_store::{RbdName, RbdStore};
 use inlock_volume::{FileDevice, HeaderDevice};
 
@@ -104,6 +105,11 @@ impl Remote {
 pub(crate) fn set_options(options: RemoteOptions) {
     // Only the first call counts, and there is one.
     let _ = OPTIONS.set(options);
+}
+
+/// Returns the time that a request has (`--store-timeout`).
+pub(super) fn store_timeout() -> Duration {
+    OPTIONS.get().map_or_else(|| StoreOptions::default().store_timeout, |options| options.nbd.store_timeout)
 }
 
 /// Prints an event of an export, on a thread of its own: the store's keeps time, and standard error may take nothing.

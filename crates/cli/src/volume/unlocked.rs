@@ -201,12 +201,12 @@ impl UnlockedVolume {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
                 verity = Some(Arc::clone(&store));
                 let access = engine::Access { read_only: true, ..access };
-                (engine::Device::raw(verity::threaded(store)?, access), None)
+                (engine::Device::raw(verity::threaded(store, &data)?, access), None)
             }
             Contents::VerityTable(stack) => {
                 let store = verify_stack(&stack, &data, mode)?;
                 verity = Some(Arc::clone(&store));
-                (device_of_stack(&stack, store, access, path)?, None)
+                (device_of_stack(&stack, store, &data, access, path)?, None)
             }
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
@@ -305,11 +305,12 @@ fn verify_stack(stack: &VerityStack, data: &[Device], mode: IoMode) -> anyhow::R
 fn device_of_stack(
     stack: &VerityStack,
     store: Arc<VerityStore>,
+    data: &[Device],
     access: engine::Access,
     path: &Path,
 ) -> anyhow::Result<engine::Device> {
     let access = engine::Access { read_only: true, ..access };
-    let stores = vec![verity::threaded(store)?];
+    let stores = vec![verity::threaded(store, data)?];
     if let Some(table) = &stack.above {
         return device_of_lines(table, &vec![0; table.lines().len()], stores, access, (path, None));
     }

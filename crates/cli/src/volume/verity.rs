@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, DeviceLock};
+use super::threads::limit_waits;
 use crate::error::{CliError, Status};
 use crate::ui::print::warn;
 
@@ -340,11 +341,12 @@ impl VerityOpening {
 const MIN_THREADS: usize = 8;
 
 /// Returns the store of a device with threads for its calls: they hash while the worker receives and sends.
-pub(super) fn threaded(store: Arc<VerityStore>) -> anyhow::Result<Arc<dyn BackingStore>> {
+pub(super) fn threaded(store: Arc<VerityStore>, devices: &[Device]) -> anyhow::Result<Arc<dyn BackingStore>> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     // One more than there are CPUs, so that an operation is there when a thread has ended one.
     let threads = if store.profile().in_memory { cpus + 1 } else { (cpus + 1).max(MIN_THREADS) };
-    Ok(Arc::new(ThreadedStore::start(store, threads).context("cannot start a thread")?))
+    let store = ThreadedStore::start(store, threads).context("cannot start a thread")?;
+    Ok(Arc::new(limit_waits(store, devices)?))
 }
 
 /// Returns the error of a device.

@@ -143,7 +143,7 @@ pub(crate) fn have(program: &str) -> bool {
     found
 }
 
-/// Returns a command of the newest cryptsetup's package, which `tests/newest_cryptsetup.sh` installs. Reports a skip
+/// Returns a command of the newest cryptsetup's package, which `tests/newest.sh` installs. Reports a skip
 /// otherwise.
 pub(crate) fn newest(program: &str) -> Option<Command> {
     let command = std::env::var("INLOCK_NEW_CRYPTSETUP").unwrap_or_default();

@@ -109,6 +109,25 @@ fn name_chooses_volume_and_its_key() {
 }
 
 #[test]
+fn meaning_of_holes_is_one_of_the_volume() {
+    let dir = Dir::new();
+    let secret = dir.file("secret", b"secret");
+    let luks = |name: &str, holes: &str| {
+        volume(name, &dir.luks2(name), &format!("key-file = \"{secret}\"\nholes = \"{holes}\""))
+    };
+    let config = [luks("exact", "zero"), luks("usual", "noise")].concat();
+    let many = Many::start(dir, &config);
+    assert!(many.client("exact").is_err(), "a file has no exact holes");
+    let mut client = many.client("usual").unwrap();
+    client.read(0, 512).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&many.control(&["status", "usual", "--json"])).unwrap();
+    assert_eq!(status["zero_holes"], false);
+    drop(client);
+    let text = many.stop();
+    assert!(text.contains("volume exact: Option --holes zero needs an image of Ceph RBD"), "{text}");
+}
+
+#[test]
 fn ciphertext_is_that_of_the_volumes_key() {
     let dir = Dir::new();
     let (image, key) = (dir.image("plain", 1), dir.file("key", &noise(32)));

@@ -20,21 +20,12 @@ fn require(certificates: &str) -> [&str; 4] {
     ["--tls", "require", "--tls-certificates", certificates]
 }
 
-fn authority(dir: &Dir, name: &str, settings: &str) -> (Authority, String) {
-    let authority = Authority::with_server(&dir.path(name), settings);
-    (authority, dir.name(name))
+fn authority(dir: &Dir) -> (Authority, String) {
+    (Authority::with_server(&dir.path("c"), "server"), dir.name("c"))
 }
 
-/// A directory with the authority of a server, for a client, and with the client's certificate of another directory.
-fn trusting(dir: &Dir, name: &str, server: &Authority, client: Option<&Authority>) -> String {
-    fs::create_dir(dir.path(name)).expect("it works");
-    fs::copy(server.dir().join("ca-cert.pem"), dir.path(name).join("ca-cert.pem")).expect("it works");
-    for file in ["client-cert.pem", "client-key.pem"] {
-        if let Some(client) = client {
-            fs::copy(client.dir().join(file), dir.path(name).join(file)).expect("it works");
-        }
-    }
-    dir.name(name)
+fn authority_with_client(dir: &Dir) -> (Authority, String) {
+    (Authority::with_server_and_client(&dir.path("c")), dir.name("c"))
 }
 
 fn size(uri: &str) -> (i32, String) {
@@ -52,8 +43,7 @@ fn libnbd_reads_and_writes_over_tls() {
         return;
     }
     let dir = Dir::new();
-    let (authority, certificates) = authority(&dir, "c", "server");
-    authority.issue("client", "client", 18);
+    let (_authority, certificates) = authority_with_client(&dir);
     let image = dir.luks2("image");
     let input = dir.file("input", &noise(8 << 20));
     let (output, socket) = (dir.name("output"), dir.name("s"));
@@ -89,8 +79,7 @@ fn qemu_reads_and_writes_over_tls() {
         return;
     }
     let dir = Dir::new();
-    let (authority, certificates) = authority(&dir, "c", "server");
-    authority.issue("client", "client", 18);
+    let (_authority, certificates) = authority_with_client(&dir);
     let (image, input) = (dir.image("image", 8), dir.file("input", &noise(8 << 20)));
     let (child, uri) = start(
         &[&["--type", "raw", &image, "--nbd", "tcp:localhost:0", "--tls-verify-peer"][..], &require(&certificates)]
@@ -118,7 +107,7 @@ fn qemu_reads_and_writes_over_tls() {
 #[test]
 fn volume_on_an_export_of_inlock_over_tls() {
     let dir = Dir::new();
-    let (_authority, certificates) = authority(&dir, "c", "server");
+    let (_authority, certificates) = authority(&dir);
     let image = dir.image("image", 24);
     let socket = dir.name("s");
     let (child, uri) =
@@ -140,7 +129,7 @@ fn client_without_tls_gets_what_the_mode_allows() {
         return;
     }
     let dir = Dir::new();
-    let (_authority, certificates) = authority(&dir, "c", "server");
+    let (_authority, certificates) = authority(&dir);
     let image = dir.image("image", 1);
     for (mode, plain_works, tls_works) in [("off", true, false), ("on", true, true), ("require", false, true)] {
         let socket = dir.name(mode);
@@ -164,21 +153,23 @@ fn certificates_of_both_sides_are_checked() {
         return;
     }
     let dir = Dir::new();
-    let (ours, certificates) = authority(&dir, "ours", "server");
-    let (theirs, _) = authority(&dir, "theirs", "server");
-    ours.issue("client", "client", 18);
-    theirs.issue("client", "client", 19);
-    let good = trusting(&dir, "good", &ours, Some(&ours));
-    let none = trusting(&dir, "none", &ours, None);
-    let foreign = trusting(&dir, "foreign", &ours, Some(&theirs));
-    let wary = trusting(&dir, "wary", &theirs, Some(&ours));
+    let [ours, theirs] = ["ours", "theirs"].map(|name| Authority::with_server_and_client(&dir.path(name)));
+    let certificates = dir.name("ours");
+    let trusting = |name: &str, server: &Authority, client: Option<&Authority>| {
+        server.make_client(&dir.path(name), client);
+        dir.name(name)
+    };
+    let good = trusting("good", &ours, Some(&ours));
+    let none = trusting("none", &ours, None);
+    let foreign = trusting("foreign", &ours, Some(&theirs));
+    let wary = trusting("wary", &theirs, Some(&ours));
     // A certificate of a server is none of a client.
     ours.issue("client", "server", 20);
-    let server = trusting(&dir, "server", &ours, Some(&ours));
+    let server = trusting("server", &ours, Some(&ours));
     ours.issue_expired("client", "client");
-    let expired = trusting(&dir, "expired", &ours, Some(&ours));
+    let expired = trusting("expired", &ours, Some(&ours));
     ours.issue("client", "client", 21);
-    let revoked = trusting(&dir, "revoked", &ours, Some(&ours));
+    let revoked = trusting("revoked", &ours, Some(&ours));
     ours.revoke(21);
     let image = dir.image("image", 1);
     let words =
@@ -220,8 +211,7 @@ fn certificates_of_both_sides_are_checked() {
 #[test]
 fn certificates_that_cannot_be_used_are_refused_before_listening() {
     let dir = Dir::new();
-    let (authority, certificates) = authority(&dir, "c", "server");
-    authority.issue("client", "client", 18);
+    let (authority, certificates) = authority_with_client(&dir);
     let image = dir.image("image", 1);
     let socket = dir.name("s");
     let address = format!("unix:{socket}");
@@ -300,8 +290,7 @@ fn options_of_tls_that_promise_nothing_are_refused() {
 #[test]
 fn address_of_tcp_needs_certificates_of_clients_or_insecure() {
     let dir = Dir::new();
-    let (authority, certificates) = authority(&dir, "c", "server");
-    authority.issue("client", "client", 18);
+    let (_authority, certificates) = authority_with_client(&dir);
     let image = dir.image("image", 1);
     let serve = |address: &str, tls: &[&str]| {
         call([&["serve", "--type", "raw", &image, "--nbd", address][..], tls, &["--run", "echo $uri"]].concat())
@@ -326,7 +315,7 @@ fn threads(child: &Child) -> usize {
 #[test]
 fn half_open_connections_are_bounded() {
     let dir = Dir::new();
-    let (_authority, certificates) = authority(&dir, "c", "server");
+    let (_authority, certificates) = authority(&dir);
     let image = dir.image("image", 1);
     let socket = dir.path("s");
     let address = format!("unix:{}", socket.display());
@@ -373,8 +362,7 @@ fn many_volumes_are_served_over_tls_and_certificates_are_read_again() {
         return;
     }
     let dir = Dir::new();
-    let (authority, certificates) = authority(&dir, "c", "server");
-    authority.issue("client", "client", 18);
+    let (authority, certificates) = authority_with_client(&dir);
     let images = [dir.image("a", 1), dir.image("b", 1)];
     let volumes: String = ["a", "b"]
         .iter()

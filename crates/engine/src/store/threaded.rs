@@ -1,5 +1,6 @@
 //! A store whose calls block for long, such as a volume of dm-integrity on an NBD server, as an asynchronous one:
-//! threads carry out its operations, and no worker waits for them.
+//! threads carry out its operations, and no worker waits for them. With a time limit, an operation that no thread has
+//! begun by then fails.
 
 use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile, read_range, write_range};
@@ -9,7 +10,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations that the queue has memory for from the start.
 const CAPACITY: usize = 4096;
@@ -30,13 +31,21 @@ struct Shared {
     store: Arc<dyn BackingStore>,
     queue: Mutex<Queue>,
     filled: Condvar,
+    /// Is notified when the threads end.
+    ended: Condvar,
     max_threads: usize,
     idle_limit: Duration,
 }
 
+/// An operation that waits for a thread.
+struct Waiting {
+    pending: Pending,
+    since: Instant,
+}
+
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Pending>,
+    waiting: VecDeque<Waiting>,
     /// Threads that wait for operations, and those of them that were woken.
     idle: usize,
     woken: usize,
@@ -66,8 +75,8 @@ impl ThreadedStore {
             threads: Vec::with_capacity(max_threads),
             ..Queue::default()
         };
-        let (queue, filled) = (Mutex::new(queue), Condvar::new());
-        let shared = Arc::new(Shared { store, queue, filled, max_threads, idle_limit });
+        let (queue, filled, ended) = (Mutex::new(queue), Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { store, queue, filled, ended, max_threads, idle_limit });
         // Dropped if a thread cannot be started, which ends the others.
         let this = Self { shared, inline: (0, 0) };
         for _ in 0..max_threads {
@@ -83,6 +92,20 @@ impl ThreadedStore {
         self.inline = (reads, writes);
         self
     }
+
+    /// Fails operations that have waited for a thread as long as `limit`: all threads may wait for a server that does
+    /// not answer. What a thread has begun ends with its calls. Starts one more thread.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub fn with_wait_limit(self, limit: Duration) -> io::Result<Self> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("inlock-s-limit".to_owned());
+        let thread = thread.spawn(move || shared.expire(limit))?;
+        self.shared.queue().threads.push(thread);
+        Ok(self)
+    }
 }
 
 impl Drop for ThreadedStore {
@@ -93,6 +116,7 @@ impl Drop for ThreadedStore {
         drop(queue);
         self.shared.close();
         self.shared.filled.notify_all();
+        self.shared.ended.notify_all();
         for thread in threads {
             // It has no panic to report: those of operations are caught.
             let _ = thread.join();
@@ -130,7 +154,7 @@ impl Shared {
         let mut queue = self.queue();
         while !queue.is_ended {
             match queue.waiting.pop_front() {
-                Some(pending) => {
+                Some(Waiting { pending, .. }) => {
                     drop(queue);
                     self.carry_out(pending);
                     queue = self.queue();
@@ -150,6 +174,24 @@ impl Shared {
             }
         }
         queue.running -= 1;
+    }
+
+    /// Fails what waits for too long, until the store is dropped. The queue is in the order of arrival, so that nothing
+    /// has to wake this thread: what arrives while it sleeps has its limit later.
+    fn expire(&self, limit: Duration) {
+        let mut queue = self.queue();
+        while !queue.is_ended {
+            let rest = queue.waiting.front().map_or(limit, |first| limit.saturating_sub(first.since.elapsed()));
+            if rest.is_zero() {
+                let late = queue.waiting.pop_front();
+                drop(queue);
+                // What is dropped has failed.
+                drop(late);
+                queue = self.queue();
+            } else {
+                queue = self.ended.wait_timeout(queue, rest).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
     }
 
     fn carry_out(&self, mut pending: Pending) {
@@ -174,7 +216,7 @@ impl AsyncStore for ThreadedStore {
             drop(queue);
             return pending.complete(Err(Errno::IO));
         }
-        queue.waiting.push_back(pending);
+        queue.waiting.push_back(Waiting { pending, since: Instant::now() });
         if queue.woken < queue.idle {
             queue.woken += 1;
             drop(queue);

@@ -11,7 +11,7 @@ use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Memory whose calls take long, and panic where `panics` says so.
@@ -108,6 +108,74 @@ fn aborted_threaded_store_refuses_what_comes() {
     assert_eq!(asynchronous::sync(&store), Err(Errno::IO));
     assert_eq!(asynchronous::write_at(&store, &[2; 512], 0, false), Err(Errno::IO));
     assert_eq!(memory.memory.contents()[..512], [1; 512]);
+}
+
+/// Memory whose writes wait until they are let go on.
+struct StuckMemory {
+    memory: MemoryStore,
+    begun: Mutex<usize>,
+    is_free: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl BackingStore for StuckMemory {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.memory.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        *self.begun.lock().unwrap() += 1;
+        drop(self.changed.wait_while(self.is_free.lock().unwrap(), |is_free| !*is_free).unwrap());
+        self.memory.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.memory.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.memory.discard(offset, len)
+    }
+}
+
+/// All threads wait: what comes fails in time, and is not carried out later. What was begun is.
+#[test]
+fn operation_that_waits_for_a_thread_fails_in_time() {
+    let (begun, is_free, changed) = Default::default();
+    let stuck = Arc::new(StuckMemory { memory: MemoryStore::new(vec![0; LEN]), begun, is_free, changed });
+    let store = ThreadedStore::start(Arc::clone(&stuck) as _, 2).unwrap();
+    let store = store.with_wait_limit(Duration::from_secs(1)).unwrap();
+    std::thread::scope(|scope| {
+        let store = &store;
+        let write = |byte: u8| asynchronous::write_at(store, &[byte; 512], u64::from(byte) * 512, false);
+        let begun = [1, 2].map(|byte| scope.spawn(move || write(byte)));
+        while *stuck.begun.lock().unwrap() < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let late = [3, 4].map(|byte| scope.spawn(move || write(byte)));
+        assert_eq!(late.map(|late| late.join().unwrap()), [Err(Errno::IO); 2]);
+        assert_eq!(asynchronous::sync(store), Err(Errno::IO), "the limit is one for each operation");
+        *stuck.is_free.lock().unwrap() = true;
+        stuck.changed.notify_all();
+        assert_eq!(begun.map(|begun| begun.join().unwrap()), [Ok(512); 2]);
+        assert_eq!(write(5), Ok(512));
+    });
+    let written: Vec<u8> = stuck.memory.contents()[..6 * 512].iter().step_by(512).copied().collect();
+    assert_eq!(written, [0, 1, 2, 0, 0, 5]);
+}
+
+#[test]
+fn long_limit_fails_nothing_and_delays_no_end() {
+    let memory = SlowMemory::new(image_of(&vec![0; LEN], 4096), None);
+    let store = ThreadedStore::start(Arc::clone(&memory) as _, 1).unwrap();
+    let store = store.with_wait_limit(Duration::from_secs(86_400)).unwrap();
+    let writes = (0..16).map(|n| Ask::Write { offset: n * 4096, data: vec![1; 4096], durable: false }).collect();
+    let answers = scripted::run(&device(Arc::new(store), 4096), IoMode::Auto, 8, writes);
+    assert!(answers.iter().all(Result::is_ok));
 }
 
 /// Memory that says so, and keeps the length of each read with the first letters of its thread's name.

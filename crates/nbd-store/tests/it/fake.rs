@@ -7,7 +7,7 @@ use inlock_tests::nbd::{be16, be32, be64, command, magic, option, option_reply};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -62,6 +62,8 @@ pub(crate) struct Facts {
     /// Kind of requests that get the lie; `None`: the lie decides.
     pub(crate) lie_to: Option<u16>,
     pub(crate) option_lie: Option<OptionLie>,
+    /// Bytes of its first reply, of these requests, after which the server closes the connection.
+    pub(crate) cut: Option<(u16, usize)>,
     /// Number of requests after which the server falls.
     pub(crate) falls_after: Option<usize>,
 }
@@ -81,6 +83,7 @@ impl Default for Facts {
             lie: None,
             lie_to: None,
             option_lie: None,
+            cut: None,
             falls_after: None,
         }
     }
@@ -137,7 +140,7 @@ impl Fake {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
-        let bytes: Vec<u8> = (0..SIZE).map(|i| (i / 512 * 7 + i) as u8).collect();
+        let bytes = contents(0, SIZE);
         let disk = Disk { cached: bytes.clone(), stable: bytes, dirty: BTreeSet::new() };
         let shared = Arc::new(Shared {
             facts: Mutex::new(facts),
@@ -171,6 +174,10 @@ impl Fake {
 
     pub(crate) fn uri(&self) -> NbdUri {
         NbdUri::parse(&format!("nbd+unix:///?socket={}", self.socket.display())).unwrap()
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
     }
 
     pub(crate) fn open(&self, options: &StoreOptions) -> Result<NbdStore, OpenError> {
@@ -316,8 +323,18 @@ impl Shared {
         if is_last {
             self.fall();
         }
+        let cut = self.facts.lock().unwrap().cut.filter(|(kind, _)| *kind == asked.kind);
+        if let Some((_, len)) = cut.filter(|_| !std::mem::replace(&mut *self.lied.lock().unwrap(), true)) {
+            client.write_all(&reply[..len])?;
+            return client.shutdown(std::net::Shutdown::Both);
+        }
         client.write_all(&reply)
     }
+}
+
+/// Returns the bytes of a new server's export.
+pub(crate) fn contents(offset: usize, len: usize) -> Vec<u8> {
+    (offset..offset + len).map(|i| (i / 512 * 7 + i) as u8).collect()
 }
 
 impl Asked {

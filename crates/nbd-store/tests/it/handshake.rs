@@ -1,8 +1,8 @@
 //! Handshakes: dialects that work, and servers that lie, refuse or stall.
 
-use crate::fake::{After, FLAGS, Facts, Fake, SIZE, Style, block_info, export, quick, reply};
-use inlock_engine::BackingStore;
+use crate::fake::{After, FLAGS, Facts, Fake, SIZE, Style, block_info, contents, export, quick, reply};
 use inlock_engine::store::{read_all, write_all};
+use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError};
 use inlock_tests::nbd::{magic, option, option_reply};
 use inlock_tests::report::count;
@@ -50,6 +50,31 @@ fn every_dialect_reads_writes_and_flushes() {
     }
 }
 
+/// Exports whose length is no multiple of their blocks, or as long as the protocol allows: what is no whole block fails
+/// alone.
+#[test]
+fn export_of_any_length_is_used_as_far_as_it_has_blocks() {
+    let blocks = Some([512, 4096, 65536]);
+    let odd = Fake::start(Facts { size: 10_000, blocks, ..Facts::default() });
+    let store = odd.open(&quick()).unwrap();
+    let mut bytes = vec![0; 9728];
+    read_all(&store, &mut bytes, 0).unwrap();
+    assert!(bytes == contents(0, 9728));
+    assert_eq!(read_all(&store, &mut [0; 10], 9990), Err(Errno::INVAL));
+    assert_eq!(store.write_at(&[1; 10], 9990), Err(Errno::INVAL));
+    assert_eq!(store.write_at(&[1; 512], 9216), Ok(512));
+    assert_eq!(store.sync(), Ok(()));
+    let longest = Fake::start(Facts { size: i64::MAX as u64, ..Facts::default() });
+    let store = longest.open(&quick()).unwrap();
+    assert_eq!(store.geometry().len, i64::MAX as u64);
+    assert_eq!(store.read_at(&mut bytes, 0), Ok(9728));
+    let empty = Fake::start(Facts { size: 0, blocks, ..Facts::default() });
+    let store = empty.open(&quick()).unwrap();
+    assert_eq!(store.read_at(&mut bytes, 0), Ok(0));
+    assert_eq!(store.write_at(&[1; 512], 0), Err(Errno::NOSPC));
+    assert_eq!((odd.connections(), longest.connections(), empty.connections()), (1, 1, 1));
+}
+
 /// Answers before the options.
 const GREETINGS: [(&str, &[u8], &str); 5] = [
     ("no NBD", b"SSH-2.0-OpenSSH_9.2p1\r\n", "the server speaks no NBD"),
@@ -76,7 +101,7 @@ fn blocks_of(client: &mut UnixStream, number: u32, blocks: [u32; 3]) -> Option<A
 }
 
 /// Answers to options.
-const CASES: [Case; 22] = [
+const CASES: [Case; 34] = [
     ("wrong option reply magic", |c, _| c.write_all(&[7; 20]).map(|()| After::Stall).ok(), "violates the protocol"),
     ("reply to another option", |c, n| reply(c, n + 1, 1, &[]).map(|()| After::Stall).ok(), "violates the protocol"),
     (
@@ -143,6 +168,65 @@ const CASES: [Case; 22] = [
         },
         "more than 2^63",
     ),
+    (
+        "size of all bits",
+        |c, n| at_go(c, n, &[(option_reply::INFO, &export(u64::MAX, FLAGS)), (option_reply::ACK, &[])]),
+        "more than 2^63",
+    ),
+    ("preferred block no power of two", |c, n| blocks_of(c, n, [512, 768, 4096]), "block sizes 512, 768"),
+    ("preferred block 0", |c, n| blocks_of(c, n, [1, 0, 4096]), "block sizes 1, 0"),
+    ("preferred above greatest", |c, n| blocks_of(c, n, [512, 65536, 4096]), "block sizes 512, 65536 and 4096"),
+    ("greatest block 0", |c, n| blocks_of(c, n, [1, 1, 0]), "block sizes 1, 1 and 0"),
+    ("block sizes cut off", |c, n| at_go(c, n, &[(option_reply::INFO, &[0, 3, 0, 0, 2, 0])]), "violates the protocol"),
+    (
+        "two sizes",
+        |c, n| {
+            let infos = [SIZE as u64, 4096].map(|size| export(size, FLAGS));
+            let [one, other] = [0, 1].map(|at| (option_reply::INFO, &infos[at][..]));
+            at_go(c, n, &[one, other, (option_reply::ACK, &[])])
+        },
+        "violates the protocol",
+    ),
+    (
+        "writable and read-only",
+        |c, n| {
+            let infos = [FLAGS, FLAGS | 2].map(|flags| export(SIZE as u64, flags));
+            let [one, other] = [0, 1].map(|at| (option_reply::INFO, &infos[at][..]));
+            at_go(c, n, &[one, other, (option_reply::ACK, &[])])
+        },
+        "violates the protocol",
+    ),
+    (
+        "two block sizes",
+        |c, n| {
+            let blocks = [[1, 4096, 8192], [512, 4096, 8192]].map(block_info);
+            let [one, other] = [0, 1].map(|at| (option_reply::INFO, &blocks[at][..]));
+            let info = (option_reply::INFO, &export(SIZE as u64, FLAGS)[..]);
+            at_go(c, n, &[info, one, other, (option_reply::ACK, &[])])
+        },
+        "violates the protocol",
+    ),
+    ("longest text", |c, n| at_go(c, n, &[(option_reply::ERR_POLICY, &[b'x'; 16 << 10])]), "refuses the export: xxx"),
+    (
+        "text longer than the longest",
+        |c, n| at_go(c, n, &[(option_reply::ERR_POLICY, &[b'x'; (16 << 10) + 1])]),
+        "violates the protocol",
+    ),
+    (
+        "reply drop by drop",
+        |c, n| {
+            if n != option::GO {
+                return None;
+            }
+            let head = [&magic::OPTION_REPLY.to_be_bytes()[..], &n.to_be_bytes(), &[0, 0, 0, 3, 0, 0, 64, 0]].concat();
+            let _ = c.write_all(&head);
+            while c.write_all(&[0]).is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            Some(After::Close)
+        },
+        "no answer from",
+    ),
     ("closed at GO", |_, n| (n == option::GO).then_some(After::Close), "closed the connection"),
     ("stalled at GO", |_, n| (n == option::GO).then_some(After::Stall), "no answer from"),
 ];
@@ -185,6 +269,6 @@ fn hostile_handshake_fails_in_time_with_its_reason() {
     judge("no server", &NbdUri::parse("nbd+unix:///?socket=/nowhere/s").unwrap(), "cannot connect to /nowhere/s");
     judge("no listener", &NbdUri::parse("nbd://127.0.0.1:1/").unwrap(), "cannot connect to 127.0.0.1:1");
     count("nbd_store_hostile_handshakes", cases);
-    assert!(cases >= 30);
+    assert!(cases >= 42);
     Fake::start(Facts::default()).open(&quick()).unwrap();
 }

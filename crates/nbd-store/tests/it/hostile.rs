@@ -1,11 +1,15 @@
 //! Servers that lie in the transmission phase: the connection is dropped, and the request made again or failed.
 
-use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, SIZE, Style, quick};
+use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, MULTI_CONN, SIZE, Style, contents, quick};
 use inlock_engine::{BackingStore, BlockStatus, Errno};
+use inlock_nbd_store::{NbdStore, NbdUri};
 use inlock_tests::nbd::command;
 use inlock_tests::report::count;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 /// Reaction of the store.
@@ -55,7 +59,7 @@ const STATUS: u16 = command::BLOCK_STATUS;
 const AT: u64 = 8192;
 const LEN: usize = 4096;
 
-const CASES: [Case; 58] = [
+const CASES: [Case; 83] = [
     case("wrong magic", Structured, READ, |c, _| lie(c, &[9; 20]), Recovers),
     case("structured reply in a simple dialogue", Simple, READ, |c, a| lie(c, &a.chunk(0, true, &[])), Recovers),
     case("compact reply in an extended dialogue", Extended, WRITE, |c, a| lie(c, &a.simple(0)), Recovers),
@@ -117,6 +121,7 @@ const CASES: [Case; 58] = [
     ),
     case("hole behind the range", Structured, READ, |c, a| lie(c, &a.hole(AT + 4096, 4096, true)), Recovers),
     case("hole that is too long", Structured, READ, |c, a| lie(c, &a.hole(AT, 1 << 30, true)), Recovers),
+    case("hole of one byte more", Structured, READ, |c, a| lie(c, &a.hole(AT, LEN as u32 + 1, true)), Recovers),
     case("empty hole", Structured, READ, |c, a| lie(c, &a.hole(AT, 0, true)), Recovers),
     case("hole with a wrong length", Structured, READ, |c, a| lie(c, &a.chunk(2, true, &[0; 13])), Recovers),
     case(
@@ -168,6 +173,146 @@ const CASES: [Case; 58] = [
         Fails(Errno::IO),
     ),
     case(
+        "data after an error",
+        Structured,
+        READ,
+        |c, a| send(c, &[error(a, 5), a.data(AT, &[1; LEN], true)].concat(), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "data after an error, extended",
+        Extended,
+        READ,
+        |c, a| send(c, &[error(a, 28), a.data(AT, &[1; LEN], true)].concat(), After::GoOn),
+        Fails(Errno::NOSPC),
+    ),
+    case(
+        "error after all data",
+        Structured,
+        READ,
+        |c, a| send(c, &[a.data(AT, &[1; LEN], false), a.error(5)].concat(), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "end without a word after an error",
+        Extended,
+        WRITE,
+        |c, a| send(c, &[error(a, 1), a.done()].concat(), After::GoOn),
+        Fails(Errno::PERM),
+    ),
+    case(
+        "two errors",
+        Structured,
+        READ,
+        |c, a| send(c, &[error(a, 1), a.error(5)].concat(), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "text longer than its chunk",
+        Structured,
+        READ,
+        |c, a| send(c, &a.chunk(1 << 15 | 1, true, &[0, 0, 0, 5, 255, 255]), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "error with the longest text",
+        Structured,
+        READ,
+        |c, a| send(c, &a.chunk(1 << 15 | 1, true, &[&[0, 0, 0, 5, 16, 0][..], &[b'x'; 4096]].concat()), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case("error with a longer text", Structured, READ, |c, a| lie(c, &a.head(1 << 15 | 1, true, 5000)), Recovers),
+    case(
+        "error at an offset elsewhere",
+        Structured,
+        READ,
+        |c, a| send(c, &a.chunk(1 << 15 | 2, true, &[0, 0, 0, 5, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0]), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "simple error of a structured read",
+        Structured,
+        READ,
+        |c, a| send(c, &a.simple(5), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case("EOPNOTSUPP", Simple, READ, |c, a| send(c, &a.error(95), After::GoOn), Fails(Errno::OPNOTSUPP)),
+    case(
+        "extended reply in a structured dialogue",
+        Structured,
+        READ,
+        |c, a| lie(c, &as_style(a, Extended).done()),
+        Recovers,
+    ),
+    case(
+        "structured reply in an extended dialogue",
+        Extended,
+        READ,
+        |c, a| lie(c, &as_style(a, Structured).data(AT, &[1; LEN], true)),
+        Recovers,
+    ),
+    case("extents of a write", Structured, WRITE, |c, a| lie(c, &a.extent(4096, 0)), Recovers),
+    case("extents of a flush", Extended, FLUSH, |c, a| lie(c, &a.extent(4096, 0)), Recovers),
+    case("hole around all offsets", Structured, READ, |c, a| lie(c, &a.hole(u64::MAX - 10, 4096, true)), Recovers),
+    case(
+        "hole over data",
+        Extended,
+        READ,
+        |c, a| lie(c, &[a.data(AT, &[1; LEN], false), a.hole(AT, 4096, true)].concat()),
+        Recovers,
+    ),
+    case(
+        "gap of one byte between data and hole",
+        Structured,
+        READ,
+        |c, a| lie(c, &[a.data(AT, &[1; 2047], false), a.hole(AT + 2048, 2048, true)].concat()),
+        Recovers,
+    ),
+    case(
+        "data in reverse and a last chunk without any",
+        Structured,
+        READ,
+        |c, a| {
+            let pieces = [(3000, 1096), (1, 2999), (0, 1)].map(|(at, len)| a.data(AT + at, &honest(at, len), false));
+            send(c, &[pieces.concat(), a.chunk(0, true, &[])].concat(), After::GoOn)
+        },
+        Succeeds,
+    ),
+    case(
+        "adjacent single bytes with unknown flags",
+        Structured,
+        READ,
+        |c, a| {
+            let byte = |at| a.data(AT + at, &honest(at, 1), at + 1 == LEN as u64);
+            let mut chunks: Vec<Vec<u8>> = (0..LEN as u64).map(byte).collect();
+            chunks.iter_mut().for_each(|chunk| chunk[4] = 0x80);
+            send(c, &chunks.concat(), After::GoOn)
+        },
+        Succeeds,
+    ),
+    case("data without an end", Structured, READ, |c, a| lie(c, &a.data(AT, &[1; LEN], false)), TimesOut),
+    case("data without an end, extended", Extended, READ, |c, a| lie(c, &a.data(AT, &[1; LEN], false)), TimesOut),
+    case(
+        "data shorter than its chunk",
+        Structured,
+        READ,
+        |c, a| lie(c, &a.data(AT, &[1; LEN], true)[..4000]),
+        TimesOut,
+    ),
+    case(
+        "data drop by drop",
+        Simple,
+        READ,
+        |c, a| {
+            let _ = c.write_all(&a.simple(0));
+            while c.write_all(&[1]).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Some(After::Close)
+        },
+        TimesOut,
+    ),
+    case(
         "error without effect on the next",
         Extended,
         FLUSH,
@@ -175,6 +320,20 @@ const CASES: [Case; 58] = [
         Fails(Errno::IO),
     ),
 ];
+
+/// An error that another chunk follows.
+fn error(asked: &Asked, number: u32) -> Vec<u8> {
+    asked.chunk(1 << 15 | 1, false, &[&number.to_be_bytes()[..], &[0, 0]].concat())
+}
+
+/// The bytes that the honest server has from [`AT`] + `at`.
+fn honest(at: u64, len: usize) -> Vec<u8> {
+    contents((AT + at) as usize, len)
+}
+
+fn as_style(asked: &Asked, style: Style) -> Asked {
+    Asked { style, ..*asked }
+}
 
 fn with_cookie(asked: &Asked, cookie: u64) -> Asked {
     Asked { cookie, ..*asked }
@@ -229,9 +388,10 @@ fn run(Case { name, style, kind, lie, expect }: &Case) {
 
 #[test]
 fn lying_server_is_dropped_and_its_requests_made_again() {
-    for case in &CASES {
-        run(case);
-    }
+    // Those that take a second all at once.
+    let (slow, quick): (Vec<_>, Vec<_>) = CASES.iter().partition(|case| case.expect == TimesOut);
+    std::thread::scope(|scope| slow.into_iter().for_each(|case| drop(scope.spawn(|| run(case)))));
+    quick.into_iter().for_each(run);
     count("nbd_store_hostile_cases", CASES.len());
 }
 
@@ -246,7 +406,7 @@ fn hostile_cases_have_names_of_their_own() {
 /// Wrong answers about extents never make a hole of data, and never fail anything.
 #[test]
 fn lies_about_extents_leave_the_range_allocated() {
-    let lies: [(&str, Lie, bool); 9] = [
+    let lies: [(&str, Lie, bool); 14] = [
         ("length 0", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(0, 3), After::Stall))?, false),
         ("too long", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(1 << 31, 3), After::GoOn))?, true),
         ("hole that is not zero", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(65536, 1), After::GoOn))?, false),
@@ -256,6 +416,16 @@ fn lies_about_extents_leave_the_range_allocated() {
         ("nothing", |c, a| (a.kind == STATUS).then(|| send(c, &a.chunk(0, true, &[]), After::Stall))?, false),
         ("error", |c, a| (a.kind == STATUS).then(|| send(c, &a.error(22), After::GoOn))?, false),
         ("silence", |_, a| (a.kind == STATUS).then_some(After::Stall), false),
+        ("data", |c, a| (a.kind == STATUS).then(|| send(c, &a.data(0, &[1; 512], true), After::Stall))?, false),
+        ("another width", |c, a| (a.kind == STATUS).then(|| lie(c, &as_style(a, Extended).extent(65536, 1)))?, false),
+        ("half an extent", |c, a| (a.kind == STATUS).then(|| lie(c, &a.chunk(5, true, &[0; 8])))?, false),
+        ("more than a chunk may have", |c, a| (a.kind == STATUS).then(|| lie(c, &extents(a, 1000, true)))?, false),
+        ("more than one", |c, a| (a.kind == STATUS).then(|| send(c, &extents(a, 100, true), After::GoOn))?, true),
+        (
+            "two contexts",
+            |c, a| (a.kind == STATUS).then(|| lie(c, &[extents(a, 1, false), extents(a, 1, true)].concat()))?,
+            false,
+        ),
     ];
     for (name, lie, is_hole) in lies {
         let fake = Fake::start(Facts { lie: Some(lie), ..Facts::default() });
@@ -265,6 +435,116 @@ fn lies_about_extents_leave_the_range_allocated() {
         assert_eq!(found, expected, "{name}");
         drop(store);
     }
+}
+
+/// Extents of 65536 bytes, which are holes that read as zeroes.
+fn extents(asked: &Asked, number: usize, is_last: bool) -> Vec<u8> {
+    let extent = [65536u32.to_be_bytes(), 3u32.to_be_bytes()].concat();
+    asked.chunk(5, is_last, &[&1u32.to_be_bytes()[..], &extent.repeat(number)].concat())
+}
+
+/// A connection that ends after any number of bytes of a reply: the request is made again, and has its data.
+#[test]
+fn reply_that_ends_at_any_byte_is_no_reply() {
+    const SHORT: usize = 16;
+    let mut cuts = 0;
+    for (style, head, extra) in [(Simple, 16, 0), (Structured, 20, 8), (Extended, 32, 8)] {
+        let write = if style == Extended { 32 } else { 16 };
+        for (kind, len) in [(READ, head + extra + SHORT), (WRITE, write), (FLUSH, write)] {
+            for cut in 0..len {
+                let fake = Fake::start(Facts { style, cut: Some((kind, cut)), ..Facts::default() });
+                let store = fake.open(&quick()).unwrap();
+                let mut data = [0; SHORT];
+                match kind {
+                    READ => assert_eq!(store.read_at(&mut data, AT), Ok(SHORT), "{style:?} {cut}"),
+                    WRITE => assert_eq!(store.write_at(&[3; SHORT], AT), Ok(SHORT), "{style:?} {cut}"),
+                    _ => assert_eq!(store.sync(), Ok(()), "{style:?} {cut}"),
+                }
+                assert!(kind != READ || data[..] == honest(0, SHORT), "{style:?} {cut}: other data");
+                assert!(kind != WRITE || fake.disk().cached[AT as usize..][..SHORT] == [3; SHORT], "{style:?} {cut}");
+                assert_eq!(fake.connections(), 2, "{style:?} {cut}");
+                cuts += 1;
+            }
+        }
+    }
+    count("nbd_store_cut_replies", cuts);
+}
+
+/// A reply that names an earlier request is none to the current one, though it uses the same place.
+#[test]
+fn reply_with_a_used_cookie_is_a_violation() {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let again: Lie = |c, a| match USED.swap(a.cookie, Ordering::SeqCst) {
+        0 => None,
+        used => lie(c, &with_cookie(a, used).data(AT, &[1; LEN], true)),
+    };
+    let fake = Fake::start(Facts { lie: Some(again), lie_to: Some(READ), ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    for connections in [1, 2] {
+        let mut data = vec![0; LEN];
+        assert_eq!(store.read_at(&mut data, AT), Ok(LEN));
+        assert!(data == honest(0, LEN), "other data than the server's");
+        assert_eq!(fake.connections(), connections);
+    }
+}
+
+/// Passes on what comes, after `change`, until one side has gone.
+fn pass(mut from: UnixStream, mut to: UnixStream, mut change: impl FnMut(&mut UnixStream, Vec<u8>) -> Vec<u8>) {
+    let mut data = vec![0; 1 << 16];
+    while let Ok(len @ 1..) = from.read(&mut data) {
+        let bytes = change(&mut from, data[..len].to_vec());
+        if to.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Two connections get each other's replies. Each has a request of that place and length in flight, but it is another
+/// one.
+#[test]
+fn replies_of_two_connections_are_not_exchanged() {
+    static IS_CROSSED: AtomicBool = AtomicBool::new(false);
+    static REPLIES: Mutex<[Vec<u8>; 2]> = Mutex::new([Vec::new(), Vec::new()]);
+    let fake = Fake::start(Facts { style: Simple, flags: FLAGS | MULTI_CONN, ..Facts::default() });
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("between");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (both, behind) = (Arc::new(Barrier::new(2)), fake.socket().to_owned());
+    std::thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (client, server) = (client.unwrap(), UnixStream::connect(&behind).unwrap());
+            let (from, to, both) = (client.try_clone().unwrap(), server.try_clone().unwrap(), Arc::clone(&both));
+            std::thread::spawn(move || pass(from, to, |_, bytes| bytes));
+            let cross = move |from: &mut UnixStream, mut reply: Vec<u8>| {
+                if number > 1 || !IS_CROSSED.load(Ordering::SeqCst) {
+                    return reply;
+                }
+                let here = reply.len();
+                reply.resize(16 + LEN, 0);
+                from.read_exact(&mut reply[here..]).unwrap();
+                REPLIES.lock().unwrap()[number] = reply;
+                both.wait();
+                std::mem::take(&mut REPLIES.lock().unwrap()[1 - number])
+            };
+            std::thread::spawn(move || pass(server, client, cross));
+        }
+    });
+    let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}", socket.display())).unwrap();
+    let store = NbdStore::open(&uri, &quick(), false).unwrap();
+    assert_eq!(fake.connections(), 2);
+    IS_CROSSED.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for at in [0, LEN as u64] {
+            let store = &store;
+            scope.spawn(move || {
+                let mut data = vec![0; LEN];
+                assert_eq!(store.read_at(&mut data, AT + at), Ok(LEN));
+                assert!(data == honest(at, LEN), "data of the other request");
+            });
+        }
+    });
+    assert_eq!(fake.connections(), 4);
 }
 
 /// Queries that are never answered leave room for other requests, and stop.

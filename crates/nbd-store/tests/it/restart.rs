@@ -357,13 +357,18 @@ fn full_log_forces_flushes_and_stays_bounded() {
 #[test]
 fn changed_export_after_a_restart_fails_everything() {
     type Change = (&'static str, fn(&mut Facts));
-    let changes: [Change; 6] = [
+    let changes: [Change; 11] = [
         ("size", |facts| facts.size -= 4096),
         ("read-only", |facts| facts.flags |= 2),
         ("least block", |facts| facts.blocks = Some([4096, 4096, 1 << 20])),
         ("payload", |facts| facts.blocks = Some([1, 4096, 65536])),
         ("no flush", |facts| facts.flags &= !4),
         ("no FUA", |facts| facts.flags &= !8),
+        ("no flags", |facts| facts.flags = 0),
+        ("longer", |facts| facts.size += 4096),
+        ("nothing left", |facts| facts.size = 0),
+        ("largest size", |facts| facts.size = i64::MAX as u64),
+        ("other ways of replies and read-only", |facts| (facts.style, facts.flags) = (Style::Simple, facts.flags | 2)),
     ];
     for (name, change) in changes {
         let fake = Fake::start(Facts::default());
@@ -376,6 +381,18 @@ fn changed_export_after_a_restart_fails_everything() {
         assert_eq!(store.write_at(&[1; BLOCK], 0), Err(Errno::IO), "{name}");
         assert_eq!(store.sync(), Err(Errno::IO), "{name}");
     }
+}
+
+/// An export that was read-only and becomes writable is another one, too.
+#[test]
+fn read_only_export_that_becomes_writable_is_refused() {
+    let fake = Fake::start(Facts { flags: FLAGS | 2, ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Ok(BLOCK));
+    fake.fall();
+    fake.change(|facts| facts.flags = FLAGS);
+    fake.rise();
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
 }
 
 /// Requests wait for a lost server as long as the options say, and an abort ends the wait.

@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
-# Prints the command of the newest cryptsetup, that of Debian sid in target/newest-cryptsetup. Installs it there once,
-# as root, which takes about a minute. Prints nothing and fails where that is not possible.
+# Prints the command of the newest PROGRAM, cryptsetup or nbdkit, that of Debian sid in target/newest. Installs it there
+# once, as root, which takes about a minute. Prints nothing and fails where that is not possible.
+#
+#   tests/newest.sh PROGRAM
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
-root=$target/newest-cryptsetup
+root=$target/newest
 libraries=usr/lib/$(uname -m)-linux-gnu
 
 print_command() {
-    local loader
+    local loader program
     loader=$(find "$root/$libraries" -maxdepth 1 -name 'ld-linux*.so.*' | head -n 1)
-    [ -n "$loader" ]
+    program=$(find "$root/usr/sbin" "$root/usr/bin" -maxdepth 1 -name "$1" | head -n 1)
+    [ -n "$loader" ] && [ -n "$program" ]
     # The loader runs it on the files of this system, without chroot.
-    local words=("$loader" --library-path "$root/$libraries:$root/lib/$(uname -m)-linux-gnu" "$root/usr/sbin/cryptsetup")
+    local words=("$loader" --library-path "$root/$libraries:$root/lib/$(uname -m)-linux-gnu" "$program")
     "${words[@]}" --version > /dev/null
     echo "${words[@]}"
 }
 
-if [ -e "$root.ready" ] && print_command; then
+if [ -e "$root.ready" ] && print_command "$1"; then
     exit 0
 fi
 [ "$(id -u)" -eq 0 ] && command -v apt-get > /dev/null
@@ -27,6 +30,6 @@ fi
 rm -rf "$root" "$root.ready"
 mkdir -p "$root"
 mirror=${INLOCK_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-debootstrap --variant=minbase --include=cryptsetup-bin sid "$root" "$mirror" > "$target/newest-cryptsetup.log" 2>&1
+debootstrap --variant=minbase --include=cryptsetup-bin,nbdkit sid "$root" "$mirror" > "$target/newest.log" 2>&1
 touch "$root.ready"
-print_command
+print_command "$1"
