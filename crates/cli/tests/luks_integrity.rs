@@ -132,6 +132,15 @@ fn suspended_volume_has_no_key_and_goes_on_with_it() {
 }
 
 #[test]
+fn volume_without_integrity_has_no_journal_to_leave_out() {
+    let dir = Dir::new();
+    for image in [dir.luks2("two"), dir.luks1("one")] {
+        let served = call_with(b"secret", ["serve", &image, "--run", "true", "--integrity-no-journal"]);
+        served.fails(1, &["Option --integrity-no-journal needs a LUKS2 volume with integrity protection."]);
+    }
+}
+
+#[test]
 fn mistakes_are_explained_and_nothing_is_written() {
     let dir = Dir::new();
     let image = dir.image("image", 24);

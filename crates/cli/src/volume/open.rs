@@ -178,6 +178,9 @@ fn unlock_luks(
     if !is_authenticated && args.freshness.is_some() {
         return Err(CliError::usage("Option --freshness needs a LUKS2 volume with integrity protection."));
     }
+    if !is_authenticated && args.no_journal {
+        return Err(CliError::usage("Option --integrity-no-journal needs a LUKS2 volume with integrity protection."));
+    }
     info.kind = header.kind();
     check_links(&args.links, &info.kind)?;
     info.uuid = Some(header.volume.uuid().to_owned());
