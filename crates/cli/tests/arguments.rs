@@ -217,14 +217,14 @@ const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header vo
 
 #[test]
 fn option_of_one_volume_is_refused_with_config() {
-    let help = call(["serve", "--help"]);
-    let lines = help.works().text().lines().filter(|line| line.trim_start().starts_with('-'));
+    let usage = call(["serve", "--usage"]);
+    let words = usage.works().text().split_whitespace().filter(|word| word.starts_with('['));
     let with_config: Vec<&str> = WITH_CONFIG.split_whitespace().collect();
     let keys: Vec<&str> = KEYS.split_whitespace().collect();
     let (mut refused, mut of_volumes) = (0, 0);
-    for line in lines {
-        let text = &line[line.find("--").unwrap() + 2..];
-        let name = text.split([' ', '\n']).next().unwrap();
+    for word in words {
+        let text = &word[word.find("--").unwrap() + 2..];
+        let name = text.split(['=', ']']).next().unwrap();
         if with_config.contains(&name) {
             continue;
         }
@@ -235,7 +235,7 @@ fn option_of_one_volume_is_refused_with_config() {
             "holes" => "=zero",
             "tls" => "=require",
             "require-cipher" => "=aes-xts-plain64",
-            _ if text.starts_with(&format!("{name} <")) => "=1",
+            _ if word.contains('=') => "=1",
             _ => "",
         };
         let option = format!("--{name}{value}");

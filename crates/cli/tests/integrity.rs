@@ -312,14 +312,15 @@ fn open_volume_keeps_its_table_and_its_length() {
     let image = dir.image("image", 4);
     call(["integrity", "format", &image]).works();
     let dump: Value = serde_json::from_str(call(["integrity", "dump", "--json", &image]).works().text()).unwrap();
-    let table = format!("0 {} integrity {image} 0 4 J 1 internal_hash:crc32c", dump["provided_data_sectors"]);
+    let len = &dump["provided_data_sectors"];
+    let table = format!("0 {len} integrity {image} 0 4 J 1 internal_hash:crc32c");
     let nbd = format!("unix:{}", run.socket("nbd"));
     let background = ["--background", "--name", "data", "--nbd", &nbd];
     let mut refused = 0;
     for words in [&["integrity", "serve", &image][..], &["serve", "--table", &table]] {
         run.call(&[words, &background].concat()).works();
-        for other in ["0 2048 zero", &format!("0 2048 linear {image} 0")] {
-            let reloaded = run.call(&["reload", "data", "--table", other]);
+        for other in [format!("0 {len} zero"), format!("0 {len} linear {image} 0")] {
+            let reloaded = run.call(&["reload", "data", "--table", &other]);
             let message = "Volume data has integrity protection and accepts no other table.";
             reloaded.fails(1, &[message, "hint: close it, and open it with the new table\n"]);
         }
@@ -329,7 +330,7 @@ fn open_volume_keeps_its_table_and_its_length() {
             let message = "Volume data has integrity protection and cannot be resized while it is open.";
             resized.fails(1, &[message, "hint: close it, and use inlock integrity resize\n"]);
         }
-        assert_eq!(run.json(&["status", "data", "--json"])["sectors"], dump["provided_data_sectors"]);
+        assert_eq!(&run.json(&["status", "data", "--json"])["sectors"], len);
         run.call(&["close", "data"]).works();
         refused += 5;
     }

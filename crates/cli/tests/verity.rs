@@ -307,7 +307,8 @@ fn open_device_keeps_its_hash_tree_and_its_length() {
     let runs = Run::new();
     let (data, hash, root) = device(&dir, 4096 * 20);
     let printed = call(["verity", "table", &data, &hash, &root]);
-    let table = dir.file("table", &printed.works().out);
+    assert_eq!(printed.code, 0, "{printed:?}");
+    let table = dir.file("table", &printed.out);
     let nbd = format!("unix:{}", runs.socket("nbd"));
     let background = ["--background", "--name", "data", "--nbd", &nbd];
     let mut refused = 0;
@@ -326,6 +327,10 @@ fn open_device_keeps_its_hash_tree_and_its_length() {
         runs.call(&["close", "data"]).works();
         refused += 5;
     }
+    runs.call(&[&["serve", "--type", "raw", &data][..], &background].concat()).works();
+    let reloaded = runs.call(&["reload", "data", "--table", &table]);
+    reloaded.fails(1, &["A table with a hash tree cannot replace another one."]);
+    runs.call(&["close", "data"]).works();
     count("changes_of_open_verity_devices_refused", refused);
 }
 
@@ -510,7 +515,7 @@ fn served_table_with_a_hash_tree_has_its_state_and_is_not_suspended() {
     assert_eq!((&json["type"], &json["read_only"]), (&"TABLE".into(), &true.into()), "{ended:?}");
     assert_eq!((&json["verity"]["verified_blocks"], &json["verity"]["corrupted"]), (&50.into(), &0.into()));
     assert!(ended.err.contains("has a table with a hash tree and cannot be suspended"), "{ended:?}");
-    assert!(ended.err.contains("A table with a hash tree cannot replace another one."), "{ended:?}");
+    assert!(ended.err.contains("has a hash tree and accepts no other table."), "{ended:?}");
     assert!(ended.text().ends_with("read 4096/4096 bytes at offset 0\n"), "{ended:?}");
 }
 

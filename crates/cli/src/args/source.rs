@@ -177,7 +177,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     }
     let (header, key, links) = (options.header.clone(), key_args(options)?, links_of(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
-    let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
+    let (shared, persistent, no_journal) =
+        (options.shared, options.persistent, options.integrity_no_journal.then_some("integrity-no-journal"));
     let freshness = freshness_args(options)?;
     let zero_holes = options.has_zero_holes();
     if zero_holes && matches!(volume_type, VolumeType::Raw) {

@@ -113,7 +113,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         key: key_args(options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
-        no_journal: false,
+        no_journal: None,
         freshness: None,
         links: Vec::new(),
         shared: false,

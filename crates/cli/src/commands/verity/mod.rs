@@ -123,7 +123,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         key: key_args(&options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
-        no_journal: false,
+        no_journal: None,
         freshness: None,
         links: Vec::new(),
         shared: false,
