@@ -31,6 +31,12 @@ fn options_are_accepted_anywhere_and_in_every_form() {
 const MISTAKES: &[(&[&str], &str)] = &[
     (&[], "Argument <action> missing."),
     (&["luksfrobnicate"], "Unknown action 'luksfrobnicate'."),
+    (&["luksopen", "IMAGE", "name"], "Unknown action 'luksopen'; is luksOpen meant?"),
+    (&["help", "stat"], "Unknown action 'stat'; is status meant?"),
+    (&["luksReencrypt", "IMAGE"], "luksReencrypt is not available in this version.\nhint: use cryptsetup"),
+    (&["open", "IMAGE", "name", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt.\nhint: use cryptsetup"),
+    (&["open", "IMAGE", "name", "-M", "bitlk"], "Unrecognized metadata device type bitlk.\nhint: use cryptsetup"),
+    (&["open", "IMAGE", "name", "-M", "x"], "Unrecognized metadata device type x.\nhint: run `inlock --help`"),
     (&["luksDump"], "luksDump: requires <image> as arguments"),
     (&["luksDump", "IMAGE", "more"], "unexpected argument 'more'"),
     (&["luksDump", ""], "argument 1 is empty"),
@@ -39,7 +45,21 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["luksFormat", "IMAGE", "--integrity-no-wipe"], "Option --integrity-no-wipe needs --integrity."),
     (&["-h"], "help is -? or --help"),
     (&["luksDump", "IMAGE", "--headr", "x"], "is --header meant?"),
+    (&["luksDump", "IMAGE", "--foo=bar"], "--foo: unknown option."),
+    (&["luksDump", "IMAGE", "--pbkdf-memry=8"], "--pbkdf-memry: unknown option; is --pbkdf-memory meant?"),
     (&["-Z", "luksDump", "IMAGE"], "-Z: unknown option"),
+    (&["luksFormat", "IMAGE", "--pbkdf-memory", "1G"], "--pbkdf-memory: invalid value '1G': not a number."),
+    (&["luksFormat", "IMAGE", "--iter-time", "foo"], "--iter-time: invalid value 'foo': not a number."),
+    (&["luksFormat", "IMAGE", "--iter-time="], "--iter-time: invalid value '': not a number."),
+    (&["export", "IMAGE", "x", "--progress-frequency", "x"], "--progress-frequency: invalid value 'x': not a number."),
+    (&["luksFormat", "IMAGE", "-i", "4294967296"], "--iter-time: invalid value '4294967296': not a number from 0 to"),
+    (
+        &["luksFormat", "IMAGE", "-i", "99999999999999999999"],
+        "invalid value '99999999999999999999': the number is too large.",
+    ),
+    (&["open", "IMAGE", "x", "--token-timeout", "0"], "invalid value '0': not a number from 1 to 86400."),
+    (&["serve", "--table", "", "--nbd", "unix:x"], "Option --table is empty."),
+    (&["reload", "name", "--table="], "Option --table is empty."),
     (&["luksDump", "IMAGE", "--label", "x"], "Option --label is not allowed with luksDump action."),
     (&["isLuks", "IMAGE", "--nbd", "unix:x"], "Option --nbd is not allowed with isLuks action."),
     (&["luksFormat", "IMAGE", "--range", "0:1"], "Option --range is not allowed with luksFormat action."),
@@ -83,6 +103,26 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["serve", "IMAGE", "--nbd", "unix:x", "--io", "magic"], "one of auto, uring, sync"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload-threads", "0"], "--offload-threads takes 1 to 256"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--offload-threads", "2"], "Option --offload-threads needs --offload."),
+    (&["serve", "IMAGE", "--run", "x", "--offload=none", "--offload-threads=2"], "--offload-threads needs --offload."),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--insecure"], "Option --insecure needs a TCP address."),
+    (&["serve", "IMAGE", "--run", "true", "--insecure"], "Option --insecure needs a TCP address."),
+    (&["serve", "--config", "FILE", "--nbd", "unix:x", "--insecure"], "Option --insecure needs a TCP address."),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--replay", "4M"], "Option --replay needs an export of an NBD server."),
+    (
+        &["serve", "IMAGE", "--run", "x", "--reconnect-delay", "1"],
+        "--reconnect-delay needs an export of an NBD server.",
+    ),
+    (&["serve", "rbd:p/i", "--run", "x", "--replay", "4M"], "Option --replay needs an export of an NBD server."),
+    (&["serve", "nbd://h", "--run", "x", "--steal-lock"], "Option --steal-lock needs an image of Ceph RBD."),
+    (&["luksDump", "IMAGE", "--steal-lock"], "Option --steal-lock needs an image of Ceph RBD."),
+    (&["luksDump", "IMAGE", "--store-timeout", "9"], "needs an export of an NBD server or an image of Ceph RBD."),
+    (
+        &["export", "IMAGE", "x", "--connect-timeout", "9"],
+        "Option --connect-timeout needs an export of an NBD server or",
+    ),
+    (&["import", "IMAGE", "IMAGE", "--replay", "4M"], "Option --replay needs an export of an NBD server."),
+    (&["serve", "--table", "0 8 zero", "--run", "x", "--replay", "4M"], "--replay needs an export of an NBD server."),
     (
         &["serve", "IMAGE", "--nbd", "unix:x", "--busy-poll", "10001"],
         "--busy-poll takes 'auto', or 0 to 10000 microseconds",
@@ -157,10 +197,82 @@ fn help_and_version_go_to_stdout() {
         let help = call(words);
         assert!(help.works().text().contains("Usage: inlock"), "{help:?}");
     }
+    assert_eq!(call(["help"]).works().text(), call(["--help"]).text());
+    assert_eq!(call(["help", "luksFormat"]).works().text(), call(["luksFormat", "--help"]).text());
     assert!(call(["-?", "luksFormat"]).text().contains("--pbkdf-memory"));
     assert!(!call(["-?", "luksUUID"]).text().contains("--pbkdf-memory"));
     let version = call(["-V"]);
     assert_eq!(version.works().text(), concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+/// Options of `serve` that hold for a server of many volumes, and those of every action.
+const WITH_CONFIG: &str = "config nbd control metrics insecure serialize-memory-hard-pbkdf disable-locks \
+    connect-timeout reconnect-delay store-timeout steal-lock replay \
+    help usage version verbose batch-mode debug debug-json test-args";
+/// Options of `serve` that are keys of a volume.
+const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header volume-key-file table read-only \
+    allow-discards io threads engine engine-threshold holes cipher key-size hash sector-size iv-large-sectors \
+    spdk-tweak offset skip size device-size allow-null-cipher allow-null-iv allow-linear-segment require-cipher \
+    expect-uuid policy integrity-no-journal freshness freshness-accept freshness-tags";
+
+#[test]
+fn option_of_one_volume_is_refused_with_config() {
+    let usage = call(["serve", "--usage"]);
+    let words = usage.works().text().split_whitespace().filter(|word| word.starts_with('['));
+    let with_config: Vec<&str> = WITH_CONFIG.split_whitespace().collect();
+    let keys: Vec<&str> = KEYS.split_whitespace().collect();
+    let (mut refused, mut of_volumes) = (0, 0);
+    for word in words {
+        let text = &word[word.find("--").unwrap() + 2..];
+        let name = text.split(['=', ']']).next().unwrap();
+        if with_config.contains(&name) {
+            continue;
+        }
+        let value = match name {
+            "io" => "=sync",
+            "offload" => "=both",
+            "engine" => "=afalg",
+            "holes" => "=zero",
+            "tls" => "=require",
+            "require-cipher" => "=aes-xts-plain64",
+            _ if word.contains('=') => "=1",
+            _ => "",
+        };
+        let option = format!("--{name}{value}");
+        let place = match () {
+            () if keys.contains(&name) => ", which has it for each volume.\n",
+            () => ".\n",
+        };
+        let message = match name.starts_with("tls") {
+            true => "inlock: Options of TLS are not allowed with --config: set tls in the file.\n".to_owned(),
+            false => format!("inlock: Option --{name} is not allowed with --config{place}"),
+        };
+        let ended = call(["serve", "--config", "FILE", "--nbd", "unix:x", &option]);
+        assert!(ended.code == 1 && ended.err.starts_with(&message), "{message}{ended:?}");
+        refused += 1;
+        of_volumes += usize::from(keys.contains(&name));
+    }
+    assert!(of_volumes == keys.len() && refused > of_volumes + 20, "{refused} {of_volumes}");
+    // Those of the whole server are not.
+    for option in ["--disable-locks", "--replay=4M", "--steal-lock", "--reconnect-delay=1", "--control=x"] {
+        call(["serve", "--config", "FILE", "--nbd", "unix:x", option]).fails(4, &["FILE does not exist"]);
+    }
+}
+
+#[test]
+fn hash_of_a_plain_volume_with_a_key_file_is_noted() {
+    let dir = Dir::new();
+    let (image, key) = (dir.image("image", 1), dir.file("key", &[7; 32]));
+    let note = "WARNING: The --hash parameter is being ignored in plain mode with keyfile specified.\n";
+    let words = ["export", "-M", "plain", &image, "-", "--hash", "sha512", "-d", &key, "-s", "256"];
+    let noted = call(words);
+    assert_eq!((noted.code, noted.err.as_str()), (0, note));
+    let quiet = call(words.into_iter().chain(["-q"]));
+    assert_eq!(quiet.works().out, noted.out);
+    assert_eq!(call(words.into_iter().chain(["-q", "--hash", "sha256"])).works().out, noted.out);
+    // Standard input is hashed.
+    let typed = call_with(&[7; 32], ["export", "-M", "plain", &image, "-", "--hash", "sha512", "-d", "-", "-s", "256"]);
+    assert_ne!(typed.works().out, noted.out);
 }
 
 #[test]

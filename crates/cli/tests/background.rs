@@ -38,6 +38,7 @@ fn background_server_is_ready_on_return_and_runs_until_close() {
     assert_eq!(uri, format!("nbd+unix:///?socket={socket}\n"));
     assert_eq!(getsid(Some(pid)).unwrap(), pid, "it has no session of its own");
     let proc = |file: &str| format!("/proc/{}/{file}", pid.as_raw_nonzero());
+    assert_eq!(std::fs::read_to_string(proc("comm")).unwrap(), "inlock\n");
     if let Ok(cwd) = std::fs::read_link(proc("cwd")) {
         assert_eq!(cwd.to_str(), Some("/"));
         let log = runs.path("data.log");

@@ -4,7 +4,9 @@ mod harness;
 #[path = "harness/superblock.rs"]
 mod superblock;
 
+use harness::control::Run;
 use harness::{Dir, call, have, inlock, newest, run};
+use inlock_tests::report::count;
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
@@ -253,6 +255,15 @@ fn mistake_in_options_is_refused_by_name() {
         &[&image, &other],
         &[
             (&["serve", &other, "--run", "true"], "is not a valid INTEGRITY device."),
+            (&["dump", &image, "--nbd", "unix:x"], "Option --nbd is not allowed with integrity dump."),
+            (&["format", &other, "--nbd", "unix:x"], "Option --nbd is not allowed with integrity format."),
+            (&["format", &other, "--via", "fuse"], "Option --via is not allowed with integrity format."),
+            (&["open", &image, "name", "--deferred"], "Option --deferred is not allowed with integrity open."),
+            (&["open", &image, "name", "--nbd", "unix:x"], "Option --nbd is not allowed with integrity open."),
+            (&["serve", &image, "--run", "true", "--via", "fuse"], "--via is not allowed with integrity serve."),
+            (&["resize", &image, "--threads", "2"], "Option --threads is not allowed with integrity resize."),
+            (&["status", "name", "--foreground"], "Option --foreground is not allowed with integrity status."),
+            (&["close", "name", "-I", "crc32c"], "Option --integrity is not allowed with integrity close."),
             (&["dump", &image, "--wipe"], "Option --wipe is not allowed with integrity dump."),
             (&["resize", &image, "--size", "9G"], "Option --size cannot be used"),
             (&["mend", &image], "is none of format, open, serve, dump, status, resize, close."),
@@ -281,6 +292,49 @@ fn mistake_in_options_is_refused_by_name() {
             (&["open", &image], "requires <device> <name>"),
         ],
     );
+}
+
+#[test]
+fn luks_volume_is_not_told_to_be_overwritten() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    for words in [&["dump"][..], &["serve", "--run", "true"]] {
+        let ended = call(["integrity", words[0], &image].iter().chain(&words[1..]));
+        ended.fails(1, &["is not a valid INTEGRITY device.", "hint: check the device; `inlock luksDump` shows"]);
+        assert!(!ended.err.contains("format"), "{ended:?}");
+    }
+}
+
+#[test]
+fn open_volume_keeps_its_table_and_its_length() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 4);
+    call(["integrity", "format", &image]).works();
+    let dump: Value = serde_json::from_str(call(["integrity", "dump", "--json", &image]).works().text()).unwrap();
+    let len = &dump["provided_data_sectors"];
+    let table = format!("0 {len} integrity {image} 0 4 J 1 internal_hash:crc32c");
+    let nbd = format!("unix:{}", run.socket("nbd"));
+    let background = ["--background", "--name", "data", "--nbd", &nbd];
+    let mut refused = 0;
+    for words in [&["integrity", "serve", &image][..], &["serve", "--table", &table]] {
+        run.call(&[words, &background].concat()).works();
+        for other in [format!("0 {len} zero"), format!("0 {len} linear {image} 0")] {
+            let reloaded = run.call(&["reload", "data", "--table", &other]);
+            let message = "Volume data has integrity protection and accepts no other table.";
+            reloaded.fails(1, &[message, "hint: close it, and open it with the new table\n"]);
+        }
+        run.call(&["reload", "data", "--table", &table]).fails(1, &["The table is not that of the volume."]);
+        for more in [&["--size", "8"][..], &[]] {
+            let resized = run.call(&[&["resize", "data"][..], more].concat());
+            let message = "Volume data has integrity protection and cannot be resized while it is open.";
+            resized.fails(1, &[message, "hint: close it, and use inlock integrity resize\n"]);
+        }
+        assert_eq!(&run.json(&["status", "data", "--json"])["sectors"], len);
+        run.call(&["close", "data"]).works();
+        refused += 5;
+    }
+    count("changes_of_open_integrity_volumes_refused", refused);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod harness;
 
+use harness::control::Run;
 use harness::{Dir, Ended, call, have, inlock, noise, run};
 use inlock_tests::report::count;
 use serde_json::Value;
@@ -272,6 +273,16 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["verify", d, h, r, "--hash-offset", "4096"], "is not a valid VERITY device."),
             (&["verify", d, h, r, "--ignore-corruption"], "is not allowed with verity verify."),
             (&["verify", d, h, r, "--json"], "is not allowed with verity verify."),
+            (&["dump", h, "--nbd", "unix:x"], "Option --nbd is not allowed with verity dump."),
+            (&["format", d, h, "--nbd", "unix:x"], "Option --nbd is not allowed with verity format."),
+            (&["format", d, h, "--via", "fuse"], "Option --via is not allowed with verity format."),
+            (&["verify", d, h, r, "--run", "true"], "Option --run is not allowed with verity verify."),
+            (&["table", d, h, r, "--threads", "2"], "Option --threads is not allowed with verity table."),
+            (&["open", d, "name", h, r, "--deferred"], "Option --deferred is not allowed with verity open."),
+            (&["serve", d, h, r, run[0], run[1], "--via", "fuse"], "Option --via is not allowed with verity serve."),
+            (&["dump", h, "--salt", "-"], "Option --salt is not allowed with verity dump."),
+            (&["status", "name", "--hash", "sha1"], "Option --hash is not allowed with verity status."),
+            (&["close", "name", "--json"], "Option --json is not allowed with verity close."),
             (&["dump", d], "is not a valid VERITY device."),
             (&["dump", h, r], "dump: requires <hash_device> as arguments."),
             (&["serve", d, h, r], "Option --nbd or --run is required"),
@@ -288,6 +299,39 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
     call(["verity", "status", "no-such-device"]).fails(4, &[]);
     let file = dir.file("root", root.as_bytes());
     call(["verity", "verify", d, h, "--root-hash-file", &file]).works();
+}
+
+#[test]
+fn open_device_keeps_its_hash_tree_and_its_length() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let (data, hash, root) = device(&dir, 4096 * 20);
+    let printed = call(["verity", "table", &data, &hash, &root]);
+    assert_eq!(printed.code, 0, "{printed:?}");
+    let table = dir.file("table", &printed.out);
+    let nbd = format!("unix:{}", runs.socket("nbd"));
+    let background = ["--background", "--name", "data", "--nbd", &nbd];
+    let mut refused = 0;
+    for words in [&["verity", "serve", &data, &hash, &root][..], &["serve", "--table", &table]] {
+        runs.call(&[words, &background].concat()).works();
+        for other in ["0 2048 zero", &format!("0 160 linear {data} 0"), &table] {
+            let reloaded = runs.call(&["reload", "data", "--table", other]);
+            let message = "Volume data has a hash tree and accepts no other table.";
+            reloaded.fails(1, &[message, "hint: close it, and open it with the new table\n"]);
+        }
+        for more in [&["--size", "8"][..], &[]] {
+            let resized = runs.call(&[&["resize", "data"][..], more].concat());
+            resized.fails(1, &["Volume data has a hash tree, which fixes its length.", "inlock verity format"]);
+        }
+        assert_eq!(runs.json(&["status", "data", "--json"])["sectors"], 160);
+        runs.call(&["close", "data"]).works();
+        refused += 5;
+    }
+    runs.call(&[&["serve", "--type", "raw", &data][..], &background].concat()).works();
+    let reloaded = runs.call(&["reload", "data", "--table", &table]);
+    reloaded.fails(1, &["A table with a hash tree cannot replace another one."]);
+    runs.call(&["close", "data"]).works();
+    count("changes_of_open_verity_devices_refused", refused);
 }
 
 #[test]
@@ -471,7 +515,7 @@ fn served_table_with_a_hash_tree_has_its_state_and_is_not_suspended() {
     assert_eq!((&json["type"], &json["read_only"]), (&"TABLE".into(), &true.into()), "{ended:?}");
     assert_eq!((&json["verity"]["verified_blocks"], &json["verity"]["corrupted"]), (&50.into(), &0.into()));
     assert!(ended.err.contains("has a table with a hash tree and cannot be suspended"), "{ended:?}");
-    assert!(ended.err.contains("A table with a hash tree cannot replace another one."), "{ended:?}");
+    assert!(ended.err.contains("has a hash tree and accepts no other table."), "{ended:?}");
     assert!(ended.text().ends_with("read 4096/4096 bytes at offset 0\n"), "{ended:?}");
 }
 

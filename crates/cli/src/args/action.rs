@@ -68,6 +68,12 @@ impl Action {
     }
 }
 
+/// Returns the first option of the command line that is in none of the groups, and no option of every action.
+pub(crate) fn option_outside<'a>(options: &'a Options, groups: &[&[&str]]) -> Option<&'a str> {
+    let is_outside = |name: &&str| !GENERAL.contains(name) && !groups.iter().any(|group| group.contains(name));
+    options.given.iter().map(String::as_str).find(is_outside)
+}
+
 /// A checked command line, ready to run.
 pub(crate) struct Prepared {
     run: Box<dyn FnOnce() -> anyhow::Result<u8>>,

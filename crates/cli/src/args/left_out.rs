@@ -54,6 +54,7 @@ const OPTIONS: &[LeftOut] = &[
 /// Actions of cryptsetup that Inlock does not have.
 const ACTIONS: &[&str] = &[
     "reencrypt",
+    "luksReencrypt",
     "loopaesOpen",
     "loopaesClose",
     "tcryptOpen",
@@ -67,6 +68,12 @@ const ACTIONS: &[&str] = &[
     "fvault2Dump",
 ];
 
+/// Types of volumes of cryptsetup that Inlock does not open.
+const TYPES: &[&str] = &["bitlk", "fvault2", "loopaes", "tcrypt"];
+
+/// Hint for whatever works with cryptsetup alone.
+pub(super) const HINT: &str = "use cryptsetup on the same image; the format is the same";
+
 /// Returns why Inlock does not have an option of cryptsetup, `--NAME` or `-X`. `None`: cryptsetup has no such option.
 pub(super) fn reason(option: &str) -> Option<&'static str> {
     let name = option.strip_prefix("--").or_else(|| option.strip_prefix('-').filter(|name| name.len() == 1))?;
@@ -76,6 +83,11 @@ pub(super) fn reason(option: &str) -> Option<&'static str> {
 /// Whether cryptsetup alone has an action of this name.
 pub(super) fn is_action(name: &str) -> bool {
     ACTIONS.contains(&name)
+}
+
+/// Whether cryptsetup alone has a type of volumes of this name.
+pub(super) fn is_type(name: &str) -> bool {
+    TYPES.contains(&name)
 }
 
 #[cfg(test)]

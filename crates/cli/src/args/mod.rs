@@ -11,4 +11,5 @@ mod left_out;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod source;
+mod suggest;
 pub(crate) mod verity;

@@ -58,6 +58,9 @@ pub(crate) struct Options {
     /// The only one of `key_files`.
     #[arg(skip)]
     pub key_file: Option<PathBuf>,
+    /// Long names of the options that the command line has.
+    #[arg(skip)]
+    pub given: Vec<String>,
     /// Number of bytes to skip in keyfile
     #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
     pub keyfile_offset: Option<u64>,

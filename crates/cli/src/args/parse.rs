@@ -4,17 +4,21 @@
 //! of volume, the number of arguments.
 
 use std::ffi::{OsStr, OsString};
+use std::num::{IntErrorKind, ParseIntError};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 
 use super::action::{Action, Arguments, Prepared};
 use super::left_out;
 use super::options::Options;
+use super::source::check_remote;
+use super::suggest::nearest;
 use crate::error::CliError;
-use crate::ui::print::Debug;
+use crate::ui::print::{Debug, print_stderr};
 use crate::volume::remote::{self, RemoteOptions};
 
 /// A checked command line.
@@ -79,9 +83,14 @@ pub(crate) fn parse(
     let matches = command.try_get_matches_from_mut(words).map_err(|error| explain(&error))?;
     let mut options = Options::from_arg_matches(&matches).map_err(|error| explain(&error))?;
     let mut words = std::mem::take(&mut options.words);
+    if words.first().is_some_and(|word| word == "help") {
+        words.remove(0);
+        options.help = true;
+    }
     let action = if words.is_empty() { None } else { Some(find(actions, &words.remove(0), &mut options, &mut words)) };
 
     options.key_file = options.key_files.first().cloned();
+    options.given = given(&command, &matches);
     let debug = match (options.debug_json, options.debug) {
         (true, _) => Some(Debug::WithJson),
         (false, true) => Some(Debug::Plain),
@@ -105,7 +114,15 @@ pub(crate) fn parse(
         // `open --refresh` is another name of it.
         action = actions.iter().find(|action| action.name == "refresh").copied().unwrap_or(action);
     }
-    check_options(action, &command, &matches)?;
+    if let Some(long) = options.given.iter().find(|long| !action.has_option(long)) {
+        return Err(CliError::usage(format!("Option --{long} is not allowed with {} action.", action.name)));
+    }
+    // The devices of a running volume, of a table and of a file are found later.
+    if action.source_position().is_some() && options.table.is_none() && options.config.is_none() {
+        let devices: Vec<_> = words.iter().map(PathBuf::from).chain(options.header.clone()).collect();
+        check_remote(&options, &devices)?;
+    }
+    note_unused_hash(&options);
     if let Some(position) = action.source_position().filter(|_| options.table.is_some()) {
         // The table replaces the source; messages about it name the option.
         words.insert(position.min(words.len()), "--table".into());
@@ -133,12 +150,16 @@ fn find(
     let name = word.to_string_lossy();
     let Some(action) = actions.iter().find(|action| action.is_named(&name)) else {
         if left_out::is_action(&name) {
-            return Err(CliError::refused(
-                format!("Action {name} is not available in this version."),
-                "use cryptsetup on the same image; the format is the same",
-            ));
+            let message = format!("Action {name} is not available in this version.");
+            return Err(CliError::refused(message, left_out::HINT));
         }
-        return Err(CliError::usage(format!("Unknown action '{name}'.")));
+        let names = actions
+            .iter()
+            .flat_map(|action| std::iter::once(action.name).chain(action.aliases.iter().map(|alias| alias.name)));
+        return Err(CliError::usage(match nearest(&name, names) {
+            Some(meant) => format!("Unknown action '{name}'; is {meant} meant?"),
+            None => format!("Unknown action '{name}'."),
+        }));
     };
     if let Some(alias) = action.aliases.iter().find(|alias| alias.name == name) {
         if let (true, [first, second]) = (alias.is_swapped, &mut *words) {
@@ -151,16 +172,20 @@ fn find(
     Ok(action)
 }
 
-/// Refuses options that the action does not take.
-fn check_options(action: &Action, command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
-    for arg in command.get_arguments() {
-        let given = matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-        if let Some(long) = arg.get_long().filter(|long| given && !action.has_option(long)) {
-            let message = format!("Option --{long} is not allowed with {} action.", action.name);
-            return Err(CliError::usage(message));
-        }
+/// Returns the long names of the options that the command line has.
+fn given(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    command.get_arguments().filter(is_given).filter_map(Arg::get_long).map(str::to_owned).collect()
+}
+
+/// Prints a note, as cryptsetup does, that the key file of a plain volume is the key itself.
+fn note_unused_hash(options: &Options) {
+    let is_plain = options.volume_type.as_deref() == Some("plain");
+    let has_file = options.key_file.as_ref().is_some_and(|file| file.as_os_str() != "-");
+    // The process that launched this one has printed it.
+    if is_plain && has_file && options.hash.is_some() && !options.batch_mode && !options.launched {
+        print_stderr("WARNING: The --hash parameter is being ignored in plain mode with keyfile specified.");
     }
-    Ok(())
 }
 
 fn check_arguments(action: &Action, words: &mut Vec<OsString>) -> anyhow::Result<()> {
@@ -182,8 +207,30 @@ fn check_arguments(action: &Action, words: &mut Vec<OsString>) -> anyhow::Result
     Ok(())
 }
 
+/// Returns the option whose long name is near to one that does not exist.
+fn nearest_option(name: &str) -> Option<String> {
+    let command = Options::command();
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    nearest(name.strip_prefix("--")?, shown.filter_map(Arg::get_long)).map(str::to_owned)
+}
+
+/// Returns why a value is invalid: std and clap describe numbers in words of their own.
+fn reason(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(error) = error.downcast_ref::<ParseIntError>() {
+        return match error.kind() {
+            IntErrorKind::PosOverflow => "the number is too large".to_owned(),
+            _ => "not a number".to_owned(),
+        };
+    }
+    let text = error.to_string();
+    match text.split_once(" is not in ").and_then(|(_, range)| range.split_once("..=")) {
+        Some((least, most)) => format!("not a number from {least} to {most}"),
+        None => text,
+    }
+}
+
 /// Explains an error of clap, in cryptsetup's words if it has them.
-fn explain(error: &clap::Error) -> anyhow::Error {
+pub(crate) fn explain(error: &clap::Error) -> anyhow::Error {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
         Some(ContextValue::Strings(texts)) => texts.join(", "),
@@ -202,9 +249,9 @@ fn explain(error: &clap::Error) -> anyhow::Error {
         ErrorKind::InvalidValue if name == "--hash" && context(ContextKind::InvalidValue).is_empty() => {
             format!("{name}: missing argument (-h is --hash; help is -? or --help).")
         }
-        ErrorKind::UnknownArgument => match context(ContextKind::SuggestedArg) {
-            suggestion if suggestion.is_empty() => format!("{name}: unknown option."),
-            suggestion => format!("{name}: unknown option; is {suggestion} meant?"),
+        ErrorKind::UnknownArgument => match nearest_option(name) {
+            Some(meant) => format!("{name}: unknown option; is --{meant} meant?"),
+            None => format!("{name}: unknown option."),
         },
         ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
             format!("{name}: missing argument.")
@@ -214,7 +261,7 @@ fn explain(error: &clap::Error) -> anyhow::Error {
             format!("{name}: invalid value '{}': one of {valid}.", context(ContextKind::InvalidValue))
         }
         ErrorKind::ValueValidation => {
-            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            let why = std::error::Error::source(error).map(reason).unwrap_or_default();
             format!("{name}: invalid value '{}': {why}.", context(ContextKind::InvalidValue))
         }
         ErrorKind::InvalidUtf8 => "An argument is not UTF-8.".to_owned(),

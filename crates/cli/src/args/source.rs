@@ -9,6 +9,7 @@ use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::table::CryptOptions;
 use inlock_volume::{Hash, HeaderPolicy};
 
+use super::left_out;
 use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
@@ -17,6 +18,7 @@ use crate::values::AnyCipher;
 use crate::volume::engine::EngineArgs;
 use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
+use crate::volume::remote::{self, RemoteKind};
 use crate::volume::source::{
     FreshnessArgs, HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin,
     VolumeType,
@@ -126,7 +128,13 @@ pub(crate) fn volume_type_of(options: &Options) -> anyhow::Result<VolumeType> {
         Some("luks2") => VolumeType::Luks(Luks::Two),
         Some("plain") => VolumeType::Plain(plain_args(options)?),
         Some("raw") => VolumeType::Raw,
-        Some(other) => return Err(CliError::usage(format!("Unrecognized metadata device type {other}."))),
+        Some(other) => {
+            let message = format!("Unrecognized metadata device type {other}.");
+            return Err(match left_out::is_type(other) {
+                true => CliError::refused(message, left_out::HINT),
+                false => CliError::usage(message),
+            });
+        }
     })
 }
 
@@ -139,6 +147,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
             return Err(CliError::usage("Option --type is not allowed with --table."));
         }
         let table = TableArg::parse(table)?;
+        check_remote(options, &table.devices())?;
         (image, name, volume_type) = (table.image(), "--table".to_owned(), VolumeType::Table(table));
     }
     let not_allowed = |option: &str| Err(CliError::usage(format!("Option --{option} is not allowed with {name}.")));
@@ -168,7 +177,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     }
     let (header, key, links) = (options.header.clone(), key_args(options)?, links_of(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
-    let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
+    let (shared, persistent, no_journal) =
+        (options.shared, options.persistent, options.integrity_no_journal.then_some("integrity-no-journal"));
     let freshness = freshness_args(options)?;
     let zero_holes = options.has_zero_holes();
     if zero_holes && matches!(volume_type, VolumeType::Raw) {
@@ -188,6 +198,25 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         shared,
         zero_holes,
     })
+}
+
+/// Refuses options for devices that are not on this host, unless one of these is such a device.
+pub(crate) fn check_remote(options: &Options, devices: &[PathBuf]) -> anyhow::Result<()> {
+    let kinds: Vec<_> = devices.iter().filter_map(|name| remote::kind_of(name)).collect();
+    let (nbd, rbd) = (kinds.contains(&RemoteKind::Nbd), kinds.contains(&RemoteKind::Rbd));
+    let (export, image) = ("an export of an NBD server", "an image of Ceph RBD");
+    let either = format!("{export} or {image}");
+    let given = [
+        (options.connect_timeout.is_some() && !nbd && !rbd, "connect-timeout", either.as_str()),
+        (options.store_timeout.is_some() && !nbd && !rbd, "store-timeout", &either),
+        (options.reconnect_delay.is_some() && !nbd, "reconnect-delay", export),
+        (options.replay.is_some() && !nbd, "replay", export),
+        (options.steal_lock && !rbd, "steal-lock", image),
+    ];
+    match given.iter().find(|(given, ..)| *given) {
+        Some((_, option, device)) => Err(CliError::usage(format!("Option --{option} needs {device}."))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses options that need a LUKS header.

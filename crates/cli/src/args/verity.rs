@@ -9,6 +9,8 @@ use super::options::Options;
 use crate::error::CliError;
 use crate::volume::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
 
+/// Options of reading corrupted blocks and zeroes.
+pub(crate) const ON_FAULT: &[&str] = &["ignore-corruption", "ignore-zero-blocks"];
 /// Options that describe a device.
 pub(crate) const VERITY: &[&str] = &[
     "hash",
@@ -21,10 +23,8 @@ pub(crate) const VERITY: &[&str] = &[
     "no-superblock",
     "root-hash-file",
     "root-hash-signature",
-    "ignore-corruption",
     "restart-on-corruption",
     "panic-on-corruption",
-    "ignore-zero-blocks",
     "check-at-most-once",
     "use-tasklets",
     "fec-device",

@@ -86,7 +86,7 @@ impl RunningKey {
             flags,
             persistent: false,
             policy,
-            no_journal: false,
+            no_journal: None,
             freshness: None,
             links: Vec::new(),
             shared: false,

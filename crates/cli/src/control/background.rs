@@ -146,6 +146,8 @@ impl Launcher {
         if !is_socket {
             return Err(CliError::usage(format!("Option {LAUNCHED} is internal.")));
         }
+        // Otherwise its name is that of /proc/self/exe, `exe`. Without the name it works as well.
+        let _ = rustix::thread::set_name(c"inlock");
         let socket = rustix::io::fcntl_dupfd_cloexec(input, 3).context("cannot use standard input")?;
         Ok(Self { socket: socket.into() })
     }

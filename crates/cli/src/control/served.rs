@@ -31,6 +31,9 @@ use crate::volume::remote;
 /// Maximum length of a table, in bytes: the capacity of a pipe.
 const TABLE_MAX: usize = 65536;
 
+/// Hint for a volume that accepts no other table.
+const OPEN_AGAIN: &str = "close it, and open it with the new table";
+
 /// Fields of a reply, without `ok`.
 pub(crate) type Reply = anyhow::Result<Map<String, Value>>;
 
@@ -197,16 +200,22 @@ impl ServedVolume {
 
     /// Replaces the table. It brings its own keys; a suspended volume stays suspended.
     fn reload(&self, pipe: Option<OwnedFd>) -> anyhow::Result<()> {
+        if self.verity.is_some() {
+            let message = format!("Volume {} has a hash tree and accepts no other table.", self.info().name);
+            return Err(CliError::refused(message, OPEN_AGAIN));
+        }
         let Some(pipe) = pipe else { return Err(CliError::usage("The table is missing.")) };
         let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot receive the table")?;
         let table = match AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)? {
+            AnyTable::Lines(_) if self.integrity.is_some() => {
+                let message =
+                    format!("Volume {} has integrity protection and accepts no other table.", self.info().name);
+                return Err(CliError::refused(message, OPEN_AGAIN));
+            }
             AnyTable::Lines(table) => table,
             AnyTable::Integrity(table) => return self.restore_key(*table),
             AnyTable::Verity(_) => {
-                return Err(CliError::refused(
-                    "A table with a hash tree cannot replace another one.",
-                    "close the volume and open it with that table",
-                ));
+                return Err(CliError::refused("A table with a hash tree cannot replace another one.", OPEN_AGAIN));
             }
         };
         let before = self.device.len();
@@ -267,9 +276,9 @@ impl ServedVolume {
 
     /// Gives the volume a length in sectors, or grows it to the current length of the underlying device.
     fn resize(&self, request: &Value) -> anyhow::Result<()> {
+        let name = self.info().name.clone();
         if self.device.is_suspended() {
             // The kernel may wait for suspended requests, and resuming them would wait for this command.
-            let name = &self.info().name;
             return Err(CliError::refused(
                 format!("Volume {name} is suspended and cannot be resized."),
                 "run `inlock resume` to resume I/O",
@@ -281,10 +290,22 @@ impl ServedVolume {
                 "copy the data to a new volume: inlock export, luksFormat, import",
             ));
         }
+        if self.verity.is_some() {
+            return Err(CliError::refused(
+                format!("Volume {name} has a hash tree, which fixes its length."),
+                "create a hash tree for the new length with `inlock verity format`",
+            ));
+        }
+        if self.integrity.is_some() {
+            return Err(CliError::refused(
+                format!("Volume {name} has integrity protection and cannot be resized while it is open."),
+                "close it, and use inlock integrity resize",
+            ));
+        }
         let len = match request["sectors"].as_u64() {
             None => self.device.grow()?,
             Some(_) if self.device.zone_limits().is_some() => {
-                let message = format!("Volume {} has zones, and cannot end within them.", self.info().name);
+                let message = format!("Volume {name} has zones, and cannot end within them.");
                 return Err(CliError::refused(message, "leave --size and --device-size out"));
             }
             Some(sectors) => {

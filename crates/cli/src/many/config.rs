@@ -22,6 +22,7 @@ use toml::{Spanned, Value};
 
 use crate::args::action::{HOLES, PLAIN, POLICY, SEALED};
 use crate::args::options::Options;
+use crate::args::parse::explain;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, cannot_open, message_of};
 use crate::values;
@@ -60,13 +61,12 @@ const OPTIONS: &[&str] = &[
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct FileContent {
     /// In seconds. 0: volumes stay open.
-    #[serde(default)]
-    idle_timeout: u64,
+    idle_timeout: Option<Spanned<Value>>,
     /// Volume of clients that name none.
-    default: Option<Spanned<String>>,
-    tls: Option<Spanned<String>>,
-    tls_certificates: Option<Spanned<PathBuf>>,
-    tls_verify_peer: Option<Spanned<bool>>,
+    default: Option<Spanned<Value>>,
+    tls: Option<Spanned<Value>>,
+    tls_certificates: Option<Spanned<Value>>,
+    tls_verify_peer: Option<Spanned<Value>>,
     #[serde(default)]
     volumes: BTreeMap<Spanned<String>, Keys>,
 }
@@ -179,12 +179,27 @@ fn line(text: &str, at: usize) -> usize {
 
 fn invalid(text: &str, error: &toml::de::Error) -> String {
     let start = error.span().map_or(0, |span| span.start);
-    format!("line {}: {}", line(text, start), error.message().replace('\n', " "))
+    // The types of all values below are checked later.
+    let message = match error.message().starts_with("invalid type") {
+        true => "expected a table for each volume, [volumes.NAME]".to_owned(),
+        false => error.message().replace('\n', " "),
+    };
+    format!("line {}: {message}", line(text, start))
+}
+
+/// Converts the value of a key that is not one of a volume.
+fn converted<'a, T>(
+    key: &str,
+    value: Option<&'a Spanned<Value>>,
+    convert: impl FnOnce(&'a Value) -> Result<T, String>,
+) -> Result<Option<T>, Fault> {
+    let fault = |value: &Spanned<Value>, text| Fault::new(value.span(), key, text);
+    value.map(|value| convert(value.as_ref()).map_err(|text| fault(value, text))).transpose()
 }
 
 fn convert(content: FileContent, added: &VolumeConfigs) -> Result<Config, Fault> {
     let tls = tls_options(&content)?;
-    let idle_timeout = content.idle_timeout;
+    let idle_timeout = converted("idle-timeout", content.idle_timeout.as_ref(), |value| number(value, 0))?.unwrap_or(0);
     let mut config = Config { idle_timeout, tls, ..Config::default() };
     // The file replaces the volumes that it has.
     let in_file: HashSet<&str> = content.volumes.keys().map(|name| name.as_ref().as_str()).collect();
@@ -196,12 +211,11 @@ fn convert(content: FileContent, added: &VolumeConfigs) -> Result<Config, Fault>
         let volume = volumes.add(&name, at, keys)?;
         config.volumes.insert(name, volume);
     }
-    if let Some(default) = content.default {
-        if !config.volumes.contains_key(default.as_ref()) {
-            return Err(Fault::new(default.span(), "default", format!("there is no volume {}", default.as_ref())));
-        }
-        config.default = Some(default.into_inner());
-    }
+    config.default = converted("default", content.default.as_ref(), |value| {
+        let default = text(value)?;
+        let is_known = config.volumes.contains_key(default);
+        if is_known { Ok(default.to_owned()) } else { Err(format!("there is no volume {default}")) }
+    })?;
     Ok(config)
 }
 
@@ -256,10 +270,11 @@ impl Converter {
 
 fn tls_options(content: &FileContent) -> Result<Option<TlsOptions>, Fault> {
     let FileContent { tls, tls_certificates: dir, tls_verify_peer: verify, .. } = content;
-    let spans = [tls.as_ref().map(Spanned::span), dir.as_ref().map(Spanned::span), verify.as_ref().map(Spanned::span)];
-    let at = spans.into_iter().flatten().next().unwrap_or_default();
-    let (mode, dir) = (tls.as_ref().map(|tls| tls.as_ref().as_str()), dir.as_ref().map(Spanned::as_ref));
-    crate::tls::options("", mode, dir, verify.as_ref().is_some_and(|verify| *verify.as_ref())).map_err(|text| {
+    let at = [tls, dir, verify].into_iter().flatten().next().map(Spanned::span).unwrap_or_default();
+    let mode = converted("tls", tls.as_ref(), text)?;
+    let dir = converted("tls-certificates", dir.as_ref(), text)?.map(PathBuf::from);
+    let verify = converted("tls-verify-peer", verify.as_ref(), flag)?.unwrap_or(false);
+    crate::tls::options("", mode, dir.as_ref(), verify).map_err(|text| {
         let (key, text) = text.split_once(' ').unwrap_or(("tls", &text));
         Fault::new(at, key.trim_end_matches(':'), text)
     })
@@ -275,10 +290,7 @@ impl Parser {
 
     fn options(&mut self, words: &[OsString]) -> Result<Options, String> {
         let words = std::iter::once(OsString::from("inlock")).chain(words.iter().cloned());
-        let text = |error: clap::Error| {
-            let text = error.to_string();
-            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
-        };
+        let text = |error: clap::Error| message_of(&explain(&error)).trim_start_matches("--").to_owned();
         let matches = self.0.try_get_matches_from_mut(words).map_err(text)?;
         let mut options = Options::from_arg_matches(&matches).map_err(text)?;
         options.key_file = options.key_files.first().cloned();
@@ -388,9 +400,14 @@ fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value:
     result.map_err(Wrong::Value)
 }
 
+/// Whether a volume has a key with the name of this option of the command line.
+pub(crate) fn has_key(option: &str) -> bool {
+    [OPTIONS, PLAIN, POLICY, SEALED, HOLES].iter().any(|names| names.contains(&option))
+}
+
 /// Returns an option of the command line.
 fn option(name: &str, value: &Value) -> Result<OsString, String> {
-    if ![OPTIONS, PLAIN, POLICY, SEALED, HOLES].iter().any(|names| names.contains(&name)) {
+    if !has_key(name) {
         return Err("unknown key".to_owned());
     }
     match value {
@@ -484,8 +501,13 @@ mod tests {
             (format!("{volume}max-bytes = \"x\"\n"), "line 4, volumes.a.max-bytes: "),
             (format!("{volume}max-in-flight = 0\n"), "line 4, volumes.a.max-in-flight: expected a number"),
             (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
-            (format!("{volume}engine = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
-            (format!("{volume}holes = \"x\"\n"), "line 1, volumes.a: invalid value 'x'"),
+            (
+                format!("{volume}engine = \"x\"\n"),
+                "line 1, volumes.a: engine: invalid value 'x': one of software, afalg",
+            ),
+            (format!("{volume}threads = -1\n"), "line 1, volumes.a: threads: invalid value '-1': not a number from"),
+            (format!("{volume}key-slot = \"x\"\n"), "line 1, volumes.a: key-slot: invalid value 'x': not a number"),
+            (format!("{volume}holes = \"x\"\n"), "line 1, volumes.a: holes: invalid value 'x'"),
             (format!("{volume}holes = \"zero\"\n"), "line 1, volumes.a: Option --holes is not allowed with type raw"),
             (format!("{volume}holes = true\n"), "line 1, volumes.a: "),
             (
@@ -499,7 +521,13 @@ mod tests {
             ("tls = \"x\"\n".to_owned(), "line 1, tls: takes 'off', 'on' or 'require'"),
             ("default = \"b\"\ntls = \"on\"\n".to_owned(), "line 2, tls: needs tls-certificates"),
             ("tls-certificates = \"/d\"\n".to_owned(), "line 1, tls-certificates: needs tls with 'on' or 'require'"),
-            ("tls-verify-peer = 1\n".to_owned(), "line 1: invalid type"),
+            ("tls-verify-peer = 1\n".to_owned(), "line 1, tls-verify-peer: expected true or false"),
+            ("tls = 1\n".to_owned(), "line 1, tls: expected a string"),
+            ("tls-certificates = 1\n".to_owned(), "line 1, tls-certificates: expected a string"),
+            ("default = 1\n".to_owned(), "line 1, default: expected a string"),
+            ("\nidle-timeout = -1\n".to_owned(), "line 2, idle-timeout: expected a number of at least 0"),
+            ("volumes = 1\n".to_owned(), "line 1: expected a table for each volume, [volumes.NAME]"),
+            ("[volumes]\na = 1\n".to_owned(), "line 2: expected a table for each volume, [volumes.NAME]"),
             ("[volumes.\"\"]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.: a name has"),
             ("[volumes.a]\nimage = \"/a\"\nkey-command = [\"x\"]\n".to_owned(), "line 3, volumes.a.key-command: "),
         ] {

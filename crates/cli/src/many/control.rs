@@ -13,7 +13,7 @@ use crate::control::client::{exchange, fields_of};
 use crate::control::listener::Listener;
 use crate::control::served::{Reply, guarded};
 use crate::control::server::{ControlThread, Controlled, fields};
-use crate::error::CliError;
+use crate::error::{CliError, Status};
 use crate::system::{pipe, socket};
 
 /// Commands that may run at the same time, one for each client.
@@ -84,9 +84,16 @@ fn keys_of(pipe: Option<OwnedFd>) -> anyhow::Result<String> {
 
 /// Sends a command to a server, with the keys of a volume if it has some, and returns its reply.
 pub(crate) fn call(path: &Path, request: &Value, keys: Option<&str>) -> anyhow::Result<Map<String, Value>> {
-    let cannot = || format!("cannot reach a server at {}", path.display());
+    let cannot = || format!("The server at {} cannot be reached.", path.display());
+    let unreachable = |error: std::io::Error| {
+        let hint = Some("start the server with --control SOCKET, or check the path".to_owned());
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => anyhow::Error::from(error).context(cannot()),
+            _ => anyhow::Error::from(error).context(CliError::Remote(cannot(), hint, Status::Device)),
+        }
+    };
     let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
-    let mut server = socket::connect(&std::path::absolute(path)?).with_context(cannot)?;
+    let mut server = socket::connect(&std::path::absolute(path)?).map_err(unreachable)?;
     let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(cannot)?;
     fields_of(&line, path.display())
 }

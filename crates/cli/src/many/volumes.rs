@@ -310,8 +310,14 @@ impl Volumes {
     /// Returns the volume that a command names.
     fn known(&self, name: &str) -> anyhow::Result<Arc<Entry>> {
         let entry = self.entry(name).filter(|_| !name.is_empty());
-        entry.ok_or_else(|| CliError::Inactive { name: name.to_owned() }.into())
+        entry.ok_or_else(|| unknown(name))
     }
+}
+
+/// Returns the error of a command that names no volume of the server.
+fn unknown(name: &str) -> anyhow::Error {
+    let hint = Some("run `inlock control SOCKET list`".to_owned());
+    CliError::Remote(format!("Volume {name} does not exist."), hint, Status::Device).into()
 }
 
 /// Treatment of a volume that is opening when it is to be closed.
@@ -436,7 +442,7 @@ impl Entry {
     fn retire(&self, force: bool) -> anyhow::Result<()> {
         let mut state = lock(&self.state);
         if state.is_removed {
-            return Err(CliError::Inactive { name: self.name.clone() }.into());
+            return Err(unknown(&self.name));
         }
         let clients = match &state.stage {
             Stage::Open(running) => running.server.clients(),

@@ -153,7 +153,7 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
     move |error| match error {
         IntegrityError::NoSuperblock | IntegrityError::OtherData => CliError::refused(
             format!("Device {} is not a valid INTEGRITY device.", path.display()),
-            "create a volume on it with `inlock integrity format`",
+            "check the device; `inlock luksDump` shows a LUKS2 volume with integrity protection",
         ),
         IntegrityError::Option { option: "start" | "device", reason } => {
             anyhow::anyhow!("{reason}").context(format!("Device {} cannot be used", path.display()))

@@ -178,6 +178,10 @@ fn unlock_luks(
     if !is_authenticated && args.freshness.is_some() {
         return Err(CliError::usage("Option --freshness needs a LUKS2 volume with integrity protection."));
     }
+    if let Some(option) = args.no_journal.filter(|_| !is_authenticated) {
+        let message = format!("Option --{option} needs a LUKS2 volume with integrity protection.");
+        return Err(CliError::usage(message));
+    }
     info.kind = header.kind();
     check_links(&args.links, &info.kind)?;
     info.uuid = Some(header.volume.uuid().to_owned());
@@ -191,7 +195,7 @@ fn unlock_luks(
     let contents = match unlocked.authenticated {
         None => Contents::Volume(unlocked.segments, unlocked.key),
         Some(segment) => {
-            let no_journal = args.no_journal || unlocked.flags.no_journal && !args.persistent;
+            let no_journal = args.no_journal.is_some() || unlocked.flags.no_journal && !args.persistent;
             let freshness = args.freshness.as_ref().map(|args| FreshnessCheck::new(args.clone(), &header, luks));
             let opening = IntegrityOpening::of_segment(&segment, no_journal, freshness);
             Contents::Authenticated(segment, unlocked.key, opening)

@@ -131,6 +131,19 @@ pub(crate) fn uri_of(name: &Path) -> Option<&str> {
     name.to_str().filter(|text| NbdUri::is_uri(text) || RbdName::is_name(text))
 }
 
+/// A kind of devices that are not on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RemoteKind {
+    Nbd,
+    Rbd,
+}
+
+/// Returns the kind of a device that its name says is not on this host.
+pub(crate) fn kind_of(name: &Path) -> Option<RemoteKind> {
+    let text = uri_of(name)?;
+    Some(if RbdName::is_name(text) { RemoteKind::Rbd } else { RemoteKind::Nbd })
+}
+
 /// Returns a device name, or a word of the command line with one, without options that may be secret.
 pub(crate) fn shown(text: &str) -> &str {
     let name = text.find("rbd:").filter(|at| *at == 0 || text[..*at].ends_with('='));

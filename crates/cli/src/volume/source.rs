@@ -24,8 +24,8 @@ pub(crate) struct SourceArgs {
     /// `--persistent`: `flags` replace those of the header.
     pub persistent: bool,
     pub policy: HeaderPolicy,
-    /// `--integrity-no-journal`: without the journal of a volume with integrity protection.
-    pub no_journal: bool,
+    /// Name of the option for which a volume with integrity protection is opened without its journal.
+    pub no_journal: Option<&'static str>,
     /// `--freshness`
     pub freshness: Option<FreshnessArgs>,
     /// `--link-vk-to-keyring`

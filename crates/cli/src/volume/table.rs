@@ -30,6 +30,9 @@ pub(crate) struct TableArg {
 impl TableArg {
     /// Reads `FILE`, or a line that starts with a number and a space.
     pub(crate) fn parse(given: &OsStr) -> anyhow::Result<Self> {
+        if given.is_empty() {
+            return Err(CliError::usage("Option --table is empty."));
+        }
         let line = given.to_str().filter(|text| is_line(text));
         let table = match line {
             Some(line) => AnyTable::parse(line)?,
@@ -46,10 +49,15 @@ impl TableArg {
         Ok(Self { is_argument: line.is_some(), table: Arc::new(Mutex::new(Some(table))) })
     }
 
+    /// Returns the names of its devices.
+    pub(crate) fn devices(&self) -> Vec<PathBuf> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.iter().flat_map(AnyTable::devices).map(PathBuf::from).collect()
+    }
+
     /// Returns a path for messages: the first device.
     pub(crate) fn image(&self) -> PathBuf {
-        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        table.as_ref().and_then(|table| table.devices().first().map(PathBuf::from)).unwrap_or_else(|| "table".into())
+        self.devices().into_iter().next().unwrap_or_else(|| "table".into())
     }
 
     /// Returns the table. It can be taken once.

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+const START: &str = "hint: start the server with --control SOCKET, or check the path\n";
+
 /// A server, and the files of its test.
 pub(crate) struct Many {
     pub(crate) dir: Dir,
@@ -239,7 +241,8 @@ fn bad_files_are_refused() {
         (format!("{}{}", raw("a"), raw("b")), "line 4, volumes.b.image: "),
         (format!("{}{}", raw("a"), raw("a")), "line 4: duplicate key"),
         (volume("a", &image, ""), "exactly one of key-file, key-command and volume-key-file"),
-        ("volumes = 1".to_owned(), "line 1: invalid type"),
+        ("volumes = 1".to_owned(), "line 1: expected a table for each volume, [volumes.NAME]"),
+        ("idle-timeout = -1".to_owned(), "line 1, idle-timeout: expected a number of at least 0."),
     ] {
         let file = dir.file("bad.toml", config.as_bytes());
         call(["serve", "--config", &file, "--nbd", "unix:/nonexistent/x"]).fails(1, &["bad.toml, ", expected]);
@@ -248,7 +251,23 @@ fn bad_files_are_refused() {
     call(["serve", "--config", &file]).fails(1, &["--nbd is required with --config"]);
     call(["serve", &image, "--config", &file, "--nbd", "unix:x"]).fails(1, &["<source> is not allowed with --config"]);
     call(["serve", "--config", &dir.name("none"), "--nbd", "unix:x"]).fails(4, &["none"]);
-    call(["control", &dir.name("none"), "list"]).fails(1, &["cannot reach a server"]);
+    for words in [&["list"][..], &["top", "--once"]] {
+        let unreachable = call(["control", &dir.name("none")].iter().copied().chain(words.iter().copied()));
+        unreachable.fails(4, &["The server at ", "cannot be reached: No such file", START]);
+    }
+    call(["control", &file, "list"]).fails(4, &["cannot be reached: Connection refused", START]);
+}
+
+#[test]
+fn options_of_stores_hold_for_every_volume() {
+    let dir = Dir::new();
+    let silent = dir.path("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let uri = format!("nbd+unix:///?socket={}", silent.display());
+    let many = Many::start_with(dir, &volume("v", &uri, "type = \"raw\""), &["--connect-timeout", "1"]);
+    assert!(many.client("v").is_err());
+    let text = many.stop();
+    assert!(text.contains("no answer from") && text.contains("within 1 s"), "{text}");
 }
 
 #[test]

@@ -125,7 +125,8 @@ fn status_shows_one_volume() {
     assert_eq!((top.len(), &top[0]["name"], &top[0]["writes_per_s"]), (1, &"a".into(), &0.0.into()));
     let text = many.control(&["top", "--once"]);
     assert!(text.starts_with("NAME  STATE") && text.contains("\na     active"), "{text}");
-    call(["control", &many.control, "status", "x"]).fails(4, &["Device x is not active"]);
+    call(["control", &many.control, "status", "x"])
+        .fails(4, &["Volume x does not exist.", "inlock control SOCKET list"]);
     call(["control", &many.control, "reload", "--json"]).fails(1, &["--json is allowed only with"]);
     many.stop();
 }

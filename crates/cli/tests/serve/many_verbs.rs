@@ -83,7 +83,8 @@ fn volumes_are_added_and_removed_while_others_are_served() {
     for name in ["c", "d"] {
         many.wait_until(name, "clients", 0);
         many.control(&["remove", name]);
-        many.call(&["remove", name]).fails(4, &[&format!("Device {name} is not active")]);
+        let removed = many.call(&["remove", name]);
+        removed.fails(4, &[&format!("Volume {name} does not exist."), "hint: run `inlock control SOCKET list`\n"]);
         assert!(many.client(name).is_err());
     }
     assert_eq!(many.control(&["list"]).matches("\"name\"").count(), 1);
@@ -107,7 +108,7 @@ fn volume_that_cannot_be_added_changes_nothing() {
     let before = many.control(&["list"]);
     let (a, b, r) = (&format!("image={}", images[0]), &format!("image={}", images[1]), &format!("image={}", images[2]));
     let link = &format!("image={link}");
-    let cases: [(&[&str], i32, &str); 16] = [
+    let cases: [(&[&str], i32, &str); 17] = [
         (&["add", "a", b, "type=raw"], 5, "Volume a already exists"),
         (&["add", "x", a, "type=raw"], 1, "is the image of volume a too"),
         (&["add", "x", link, "type=raw"], 1, "is the image of volume a too"),
@@ -122,7 +123,8 @@ fn volume_that_cannot_be_added_changes_nothing() {
         (&["add", "x"], 1, "requires KEY=VALUE or --config"),
         (&["add", "x", b, "--config", "/nonexistent/keys"], 1, "not both"),
         (&["add", "x", "--config", "/nonexistent/keys"], 4, "/nonexistent/keys"),
-        (&["remove", "x"], 4, "Device x is not active"),
+        (&["remove", "x"], 4, "Volume x does not exist."),
+        (&["close", "x"], 4, "Volume x does not exist."),
         (&["remove", "a", "type=raw"], 1, "takes no keys"),
     ];
     for (words, code, text) in &cases {

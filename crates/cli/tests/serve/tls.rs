@@ -428,7 +428,7 @@ fn keys_of_tls_that_promise_nothing_are_refused() {
     dir.file("volumes.toml", volumes.as_bytes());
     for (tls, words) in [
         ("tls = \"require\"\n", "line 1, tls: needs tls-certificates"),
-        ("tls = 7\n", "line 1: invalid type"),
+        ("tls = 7\n", "line 1, tls: expected a string"),
         ("tls-verify-peer = true\n", "line 1, tls-verify-peer: needs tls"),
     ] {
         let file = dir.file("bad.toml", format!("{tls}{volumes}").as_bytes());

@@ -406,7 +406,7 @@ fn hostile_cases_have_names_of_their_own() {
 /// Wrong answers about extents never make a hole of data, and never fail anything.
 #[test]
 fn lies_about_extents_leave_the_range_allocated() {
-    let lies: [(&str, Lie, bool); 14] = [
+    let lies: [(&str, Lie, bool); 15] = [
         ("length 0", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(0, 3), After::Stall))?, false),
         ("too long", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(1 << 31, 3), After::GoOn))?, true),
         ("hole that is not zero", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(65536, 1), After::GoOn))?, false),

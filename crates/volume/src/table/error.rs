@@ -52,7 +52,7 @@ pub enum TableFault {
     #[error("expected a smaller number: start and length exceed 2^63 bytes")]
     PastEnd,
     /// The target is not supported.
-    #[error("expected crypt, linear, zero or error")]
+    #[error("expected crypt, linear, zero, error, integrity or verity")]
     UnknownTarget,
     /// The cipher is unknown, or its parts do not fit together.
     #[error("expected a supported cipher: {0}")]

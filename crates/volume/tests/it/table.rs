@@ -87,7 +87,7 @@ fn error_names_the_word_and_what_was_expected_but_never_the_key() {
     );
     assert!(text("# two lines\n\n0 8 zero\n9 8 zero").starts_with("table line 4, word 1 (start) '9': expected 8,"));
     assert!(text("0 8 zero\n7 8 zero").contains("'7': expected 8"), "an overlap is refused as well");
-    assert!(text("0 8 cache x").contains("expected crypt, linear, zero or error"));
+    assert!(text("0 8 cache x").contains("expected crypt, linear, zero, error, integrity or verity"));
     assert_eq!(text(" \n#0 8 zero\n"), "the table has no line");
     for key in
         [format!("{KEY}5a5a5a5a"), "5a5a5a5a5".into(), format!("5a5a5a5a5a5a5a5ax{KEY}"), ":64:logon:5a5a5a5a".into()]

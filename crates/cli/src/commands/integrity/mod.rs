@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status, wipe};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, option_outside};
 use crate::args::integrity::{INTEGRITY, integrity_args};
 use crate::args::options::Options;
 use crate::args::source::key_args;
@@ -22,48 +22,40 @@ pub(crate) const ACTION: Action = Action {
     name: "integrity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<name>]"],
-    options: &[
-        INTEGRITY,
-        FORMAT,
-        ATTACH,
-        serve::SERVE,
-        &["json", "foreground", "deferred", "progress-json", "integrity-lazy", "wipe", "size", "device-size"],
-    ],
+    options: &[INTEGRITY, FORMAT, FILL, RESIZE, ATTACH, serve::SERVE, &["json", "foreground", "deferred"]],
     about: "create, open, serve, dump a dm-integrity volume",
     prepare,
 };
 
 /// Options of `format`.
-const FORMAT: &[&str] =
-    &["tag-size", "sector-size", "interleave-sectors", "journal-size", "no-wipe", "resume-wipe", "progress-frequency"];
+const FORMAT: &[&str] = &["tag-size", "sector-size", "interleave-sectors", "journal-size", "no-wipe", "resume-wipe"];
+/// Options of commands that fill a volume.
+const FILL: &[&str] = &["integrity-lazy", "progress-json", "progress-frequency"];
+/// Options of `resize`.
+const RESIZE: &[&str] = &["wipe", "size", "device-size"];
+
+/// Returns the options of a command. Fails if there is no such command.
+fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
+    Ok(match command {
+        "format" => &[INTEGRITY, FORMAT, FILL],
+        "open" => &[INTEGRITY, ATTACH, &["foreground"]],
+        "serve" => &[INTEGRITY, serve::SERVE],
+        "resize" => &[INTEGRITY, RESIZE, FILL],
+        "dump" | "status" => &[&["json"]],
+        "close" => &[&["deferred"]],
+        other => {
+            return Err(CliError::usage(format!(
+                "Command '{other}' is none of format, open, serve, dump, status, resize, close."
+            )));
+        }
+    })
+}
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
     let command = arguments.word()?;
-    if command != "format" {
-        let given = [
-            (options.tag_size.is_some(), "tag-size"),
-            (options.sector_size.is_some(), "sector-size"),
-            (options.interleave_sectors.is_some(), "interleave-sectors"),
-            (options.journal_size.is_some(), "journal-size"),
-            (options.no_wipe, "no-wipe"),
-            (options.resume_wipe, "resume-wipe"),
-        ];
-        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
-            return Err(not_allowed(option, &command));
-        }
-    }
-    if command != "resize" {
-        let given =
-            [(options.wipe, "wipe"), (options.size.is_some(), "size"), (options.device_size.is_some(), "device-size")];
-        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
-            return Err(not_allowed(option, &command));
-        }
-    }
-    if options.integrity_lazy && !matches!(command.as_str(), "format" | "resize") {
-        return Err(not_allowed("integrity-lazy", &command));
-    }
-    if options.json && !matches!(command.as_str(), "dump" | "status") {
-        return Err(not_allowed("json", &command));
+    let allowed = options_of(&command)?;
+    if let Some(option) = option_outside(&options, allowed) {
+        return Err(CliError::usage(format!("Option --{option} is not allowed with integrity {command}.")));
     }
     if command != "open" && arguments.count() > 1 {
         return Err(CliError::usage(format!("Command integrity {command} takes one argument.")));
@@ -97,13 +89,10 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             let (name, json) = (arguments.name()?, options.json);
             Ok(Prepared::new(move || status::run(&name, None, json)))
         }
-        "close" => {
+        _ => {
             let (name, deferred) = (arguments.name()?, options.deferred);
             Ok(Prepared::new(move || close::run(&name, deferred)))
         }
-        other => Err(CliError::usage(format!(
-            "Command '{other}' is none of format, open, serve, dump, status, resize, close."
-        ))),
     }
 }
 
@@ -116,10 +105,6 @@ fn prepare_resume(options: &Options, image: PathBuf) -> anyhow::Result<Prepared>
     Ok(Prepared::new(move || format::resume_wipe(&source, fill, show)))
 }
 
-fn not_allowed(option: &str, command: &str) -> anyhow::Error {
-    CliError::usage(format!("Option --{option} is not allowed with integrity {command}."))
-}
-
 fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
     Ok(SourceArgs {
         image,
@@ -128,7 +113,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         key: key_args(options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
-        no_journal: false,
+        no_journal: None,
         freshness: None,
         links: Vec::new(),
         shared: false,

@@ -35,7 +35,7 @@ pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<Pa
     let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
     let key = key_args_or(options, key_file)?;
     Ok(ResumeArgs {
-        source: SourceArgs { key, no_journal: true, ..source_args(options, image)? },
+        source: SourceArgs { key, no_journal: Some("resume-wipe"), ..source_args(options, image)? },
         fill: fill_of(options),
         show,
     })

@@ -11,13 +11,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 use super::captive::uri;
-use super::{address_of, cannot_serve, captive_address, certificates_of};
+use super::{address_of, cannot_serve, captive_address, certificates_of, check_insecure};
+use crate::args::action::option_outside;
 use crate::args::options::Options;
 use crate::control::background;
 use crate::control::listener::Listener;
 use crate::error::CliError;
-use crate::many::control;
 use crate::many::volumes::Volumes;
+use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
 use crate::ui::print::{print, print_stderr, report};
 use crate::values::Listen;
@@ -36,33 +37,41 @@ pub(super) struct ManyArgs {
     insecure: bool,
 }
 
+/// Options that a server of many volumes reads, and options of the whole process. All others are refused, so that none
+/// is silently ignored.
+const OPTIONS: &[&str] = &[
+    "config",
+    "nbd",
+    "control",
+    "metrics",
+    "insecure",
+    "serialize-memory-hard-pbkdf",
+    "disable-locks",
+    "connect-timeout",
+    "reconnect-delay",
+    "store-timeout",
+    "steal-lock",
+    "replay",
+];
+
+fn not_allowed(what: &str, has_key: bool) -> anyhow::Error {
+    let place = if has_key { ", which has it for each volume" } else { "" };
+    CliError::usage(format!("{what} is not allowed with --config{place}."))
+}
+
 impl ManyArgs {
     pub(super) fn new(options: &Options, source: PathBuf) -> anyhow::Result<Self> {
-        let given = [
-            (source.as_os_str() != "--config", "<source>"),
-            (options.key_file.is_some(), "--key-file"),
-            (options.volume_type.is_some(), "--type"),
-            (options.table.is_some(), "--table"),
-            (options.header.is_some(), "--header"),
-            (options.read_only, "--read-only"),
-            (options.allow_discards, "--allow-discards"),
-            (options.export_name.is_some(), "--export-name"),
-            (options.name.is_some(), "--name"),
-            (options.background, "--background"),
-            (options.run.is_some(), "--run"),
-            (options.threads.is_some(), "--threads"),
-            (options.io.is_some(), "--io"),
-            (options.offload.is_some(), "--offload"),
-            (options.engine.is_some(), "--engine"),
-            (options.cipher.is_some(), "--cipher"),
-        ];
-        if let Some((_, what)) = given.iter().find(|(given, _)| *given) {
-            return Err(CliError::usage(format!("{what} is not allowed with --config, which has it for each volume.")));
-        }
         let tls = options.tls.is_some() || options.tls_certificates.is_some() || options.tls_psk.is_some();
         if tls || options.tls_verify_peer {
             return Err(CliError::usage("Options of TLS are not allowed with --config: set tls in the file."));
         }
+        if let Some(option) = option_outside(options, &[OPTIONS]) {
+            return Err(not_allowed(&format!("Option --{option}"), config::has_key(option)));
+        }
+        if source.as_os_str() != "--config" {
+            return Err(not_allowed("<source>", true));
+        }
+        check_insecure(options)?;
         let listen = options.nbd.clone();
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;

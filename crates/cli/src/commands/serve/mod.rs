@@ -131,6 +131,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
     }
     let (run_mode, engine) = (run_mode(&options)?, engine_of(&options)?);
     let tls = tls_options(&options)?;
+    check_insecure(&options)?;
     if options.metrics.is_some() && options.name.is_none() {
         return Err(CliError::refused("Option --metrics needs --name.", "add --name, which labels the metrics"));
     }
@@ -161,6 +162,15 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
         insecure: options.insecure,
         tls,
     })
+}
+
+/// Refuses `--insecure` without an address that it could allow.
+fn check_insecure(options: &Options) -> anyhow::Result<()> {
+    let has_tcp = [&options.nbd, &options.metrics].into_iter().flatten().any(|at| matches!(at, Listen::Tcp { .. }));
+    match options.insecure && !has_tcp {
+        true => Err(CliError::usage("Option --insecure needs a TCP address.")),
+        false => Ok(()),
+    }
 }
 
 fn tls_options(options: &Options) -> anyhow::Result<Option<TlsOptions>> {
@@ -209,6 +219,9 @@ fn offload_options(policy: Option<&str>, threads: Option<u16>) -> anyhow::Result
                 format!("Option --offload-threads takes 1 to {most}."),
                 "use --offload none to encrypt without a pool",
             ));
+        }
+        if matches!(policy, None | Some("none")) {
+            return Err(CliError::usage("Option --offload-threads needs --offload."));
         }
         offload.threads = threads;
     }

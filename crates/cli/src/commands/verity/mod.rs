@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, option_outside};
 use crate::args::options::Options;
 use crate::args::source::key_args;
-use crate::args::verity::{VERITY, fec, hash_offset, verity_args};
+use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
 use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
@@ -21,26 +21,24 @@ pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<argument>...]"],
-    options: &[VERITY, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    options: &[VERITY, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
     let command = arguments.word()?;
-    check_options(&options, &command)?;
+    let allowed = options_of(&command)?;
+    if let Some(option) = option_outside(&options, allowed) {
+        return Err(CliError::usage(format!("Option --{option} is not allowed with verity {command}.")));
+    }
     // Number of arguments behind the command, as veritysetup has them.
     let (least, most, usage) = match command.as_str() {
         "format" => (2, 2, "<data_device> <hash_device>"),
         "verify" | "serve" | "table" => (2, 3, "<data_device> <hash_device> [<root_hash>]"),
         "open" => (3, 4, "<data_device> <name> <hash_device> [<root_hash>]"),
         "dump" => (1, 1, "<hash_device>"),
-        "status" | "close" => (1, 1, "<name>"),
-        other => {
-            return Err(CliError::usage(format!(
-                "Command '{other}' is none of format, verify, open, serve, dump, table, status, close."
-            )));
-        }
+        _ => (1, 1, "<name>"),
     };
     if !(least..=most).contains(&arguments.count()) {
         return Err(CliError::usage(format!("{command}: requires {usage} as arguments.")));
@@ -89,20 +87,23 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     }
 }
 
-/// Refuses options of other commands.
-fn check_options(options: &Options, command: &str) -> anyhow::Result<()> {
-    let is = |commands: &[&str]| commands.contains(&command);
-    let given = [
-        (options.json && !is(&["dump", "status"]), "json"),
-        (options.uuid.is_some() && command != "format", "uuid"),
-        (options.ignore_corruption && !is(&["open", "serve", "table"]), "ignore-corruption"),
-        (options.ignore_zero_blocks && !is(&["open", "serve", "table"]), "ignore-zero-blocks"),
-        (options.threads.is_some() && is(&["dump", "table", "status", "close"]), "threads"),
-    ];
-    match given.iter().find(|(given, _)| *given) {
-        None => Ok(()),
-        Some((_, option)) => Err(CliError::usage(format!("Option --{option} is not allowed with verity {command}."))),
-    }
+/// Returns the options of a command. Fails if there is no such command.
+fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
+    Ok(match command {
+        "format" => &[VERITY, &["uuid", "threads"]],
+        "verify" => &[VERITY, &["threads"]],
+        "open" => &[VERITY, ON_FAULT, ATTACH, &["foreground"]],
+        "serve" => &[VERITY, ON_FAULT, serve::SERVE],
+        "table" => &[VERITY, ON_FAULT],
+        "dump" => &[&["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
+        "status" => &[&["json"]],
+        "close" => &[&["deferred"]],
+        other => {
+            return Err(CliError::usage(format!(
+                "Command '{other}' is none of format, verify, open, serve, dump, table, status, close."
+            )));
+        }
+    })
 }
 
 /// Returns the number of threads that hash.
@@ -122,7 +123,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         key: key_args(&options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
-        no_journal: false,
+        no_journal: None,
         freshness: None,
         links: Vec::new(),
         shared: false,
