@@ -43,7 +43,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
     };
     if !(least..=most).contains(&arguments.count()) {
-        return Err(CliError::usage(format!("{command}: requires {usage} as arguments.")));
+        return Err(CliError::usage(format!("verity {command}: requires {usage} as arguments.")));
     }
     match command.as_str() {
         "format" => {
@@ -57,12 +57,12 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
         "table" => {
             let (data, hash) = (arguments.path()?, arguments.path()?);
-            let args = verity_args(&options, hash, &mut arguments)?;
-            Ok(Prepared::new(move || table::run(&data, &args)))
+            let (args, json) = (verity_args(&options, hash, &mut arguments)?, options.json);
+            Ok(Prepared::new(move || table::run(&data, &args, json)))
         }
         "open" => {
             let data = arguments.path()?;
-            let name = arguments.name_or("open: requires <data_device> <name> <hash_device> as arguments.")?;
+            let name = arguments.name_or("verity open: requires <data_device> <name> <hash_device> as arguments.")?;
             let (options, source) = source(options, data, &mut arguments)?;
             let args = OpenArgs::of_source(&options, source, name)?;
             Ok(Prepared::with_status(move || open::run(&args)))
@@ -93,7 +93,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 fn check_options(options: &Options, command: &str) -> anyhow::Result<()> {
     let is = |commands: &[&str]| commands.contains(&command);
     let given = [
-        (options.json && !is(&["dump", "status"]), "json"),
+        (options.json && !is(&["dump", "status", "table"]), "json"),
         (options.uuid.is_some() && command != "format", "uuid"),
         (options.ignore_corruption && !is(&["open", "serve", "table"]), "ignore-corruption"),
         (options.ignore_zero_blocks && !is(&["open", "serve", "table"]), "ignore-zero-blocks"),
