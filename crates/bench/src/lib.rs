@@ -72,7 +72,7 @@ pub fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<Option<Ve
         print(&format_args!("{:#}\n", results.json(&environment)))?;
     } else {
         for (name, value) in &environment {
-            print(&format_args!("# {name}: {value}\n"))?;
+            print(&format_args!("# {}: {value}\n", tables::heading(name)))?;
         }
         print(&format_args!("\n{}", tables::text(&results)))?;
     }

@@ -3,7 +3,7 @@
 use crate::compare::LOADS;
 use crate::plot::{Axis, Bar, BarPlot, Line, LinePlot, STYLE, escaped};
 use crate::results::{Measurement, Results};
-use crate::tables::size_text;
+use crate::tables::{heading, size_text};
 use crate::{cpu, latency, path};
 
 const PANEL: f64 = 520.0;
@@ -44,7 +44,7 @@ pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> Strin
     text += &latency_sections(results);
     text += "<section><h2>Environment</h2>\n<table class=\"facts\">\n";
     for (name, value) in environment {
-        text += &format!("<tr><th>{}</th><td>{}</td></tr>\n", escaped(name), escaped(value));
+        text += &format!("<tr><th>{}</th><td>{}</td></tr>\n", escaped(heading(name)), escaped(value));
     }
     text += "</table>\n";
     if !results.notes.is_empty() {
@@ -187,7 +187,7 @@ const PART_COLORS: [usize; 3] = [5, 0, 1];
 
 fn cpu_panels(results: &Results) -> Vec<String> {
     let parts: Vec<(String, usize)> =
-        cpu::PARTS.iter().zip(PART_COLORS).map(|(name, color)| ((*name).to_owned(), color)).collect();
+        cpu::PARTS.iter().zip(PART_COLORS).map(|(name, color)| (heading(name).to_owned(), color)).collect();
     let mut panels = Vec::new();
     for block in path::BLOCKS {
         let rows: Vec<&Measurement> =

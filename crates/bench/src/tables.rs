@@ -25,6 +25,18 @@ fn thresholds(thresholds: &[Threshold]) -> String {
     table(&["ratio", "threshold", "measured", "met"], 1, rows) + "\n"
 }
 
+/// Returns a key of the JSON as tables and pages show it.
+pub(crate) fn heading(key: &str) -> &str {
+    match key {
+        "processor" => "CPU",
+        "usable processors" => "CPUs",
+        "processor flags" => "CPU flags",
+        "processor time" => "CPU time",
+        "front end" => "frontend",
+        other => other,
+    }
+}
+
 /// Measurements of one load and measure, one for each case.
 struct Row<'a> {
     bench: &'static str,
@@ -43,7 +55,7 @@ fn rows(measurements: &[Measurement]) -> Vec<Row<'_>> {
     for measurement in measurements {
         let Measurement { bench, operation, queue_depth, measure, unit, .. } = measurement;
         let size = size_text(measurement.block_size);
-        let label = format!("{size} {operation}, depth {queue_depth}: {measure}, {unit}");
+        let label = format!("{size} {operation}, depth {queue_depth}: {}, {unit}", heading(measure));
         match rows.iter_mut().find(|row| row.bench == *bench && row.label == label) {
             Some(row) => row.measurements.push(measurement),
             None => rows.push(Row { bench, label, measurements: vec![measurement] }),
@@ -123,6 +135,15 @@ pub(crate) fn number_text(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headings_are_in_the_words_of_the_documentation() {
+        let environment = crate::environment::describe(std::path::Path::new("/"), &[]);
+        let keys = environment.iter().map(|(name, _)| name.as_str()).chain(crate::cpu::PARTS);
+        let headings: Vec<&str> = keys.map(heading).collect();
+        assert!(headings.contains(&"CPUs") && headings.contains(&"frontend"), "{headings:?}");
+        assert!(headings.iter().all(|name| !name.contains("processor") && !name.contains("front ")), "{headings:?}");
+    }
 
     #[test]
     fn table_of_a_compared_measurement_has_its_ratio() {

@@ -46,8 +46,8 @@ impl Status {
 /// An error of the command line. Errors of other crates are in the same chain.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    #[error("{0}")]
-    Usage(String),
+    #[error("{text}")]
+    Usage { text: String, action: Option<&'static str> },
     #[error("{message}")]
     Refused { message: String, hint: &'static str },
     #[error("Device {} does not exist or access denied.", .path.display())]
@@ -61,11 +61,11 @@ pub(crate) enum CliError {
     #[error("Device {} is neither a regular file nor a block device.", .path.display())]
     NotADevice { path: PathBuf },
     #[error("Device {} is not a valid LUKS device.", .path.display())]
-    NotLuks { path: PathBuf, found: Option<u32> },
+    NotLuks { path: PathBuf, found: Option<u32>, can_be_plain: bool },
     #[error("Device {} is not a valid LUKS2 device.", .path.display())]
     NotLuks2 { path: PathBuf },
     #[error("{what} is refused: {error}.")]
-    AgainstPolicy { what: String, error: PolicyError },
+    AgainstPolicy { what: String, error: PolicyError, creating: bool },
     #[error("No key available with this passphrase.")]
     NoKey,
     #[error("Device {} is in use (locked by another process).", .path.display())]
@@ -121,7 +121,7 @@ pub(crate) enum CliError {
 impl CliError {
     /// Returns an error for a wrong command line.
     pub(crate) fn usage(text: impl Into<String>) -> anyhow::Error {
-        Self::Usage(text.into()).into()
+        Self::Usage { text: text.into(), action: None }.into()
     }
 
     /// Returns an error with a hint.
@@ -133,7 +133,7 @@ impl CliError {
     pub(crate) fn hash(name: &str) -> Self {
         Self::Refused {
             message: format!("Hash '{name}' is not available."),
-            hint: "use sha256, sha512, sha3-256, blake2b-512 or another hash of docs/formats/luks2.md",
+            hint: "use sha256, sha512, sha3-256, blake2b-512 or another hash that `inlock benchmark` lists",
         }
     }
 
@@ -159,7 +159,8 @@ impl CliError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Usage(_) => "run `inlock --help` to list actions and options".to_owned(),
+            Self::Usage { action: Some(name), .. } => format!("run `inlock {name} --help` to list its options"),
+            Self::Usage { action: None, .. } => "run `inlock --help` to list actions and options".to_owned(),
             Self::Refused { hint, .. } | Self::InUse { hint, .. } => (*hint).to_owned(),
             Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
                 format!("create an image file first: truncate -s SIZE {}", path.display())
@@ -170,8 +171,11 @@ impl CliError {
                 format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
             }
             Self::NotLuks2 { .. } => "only LUKS2 has this; `inlock luksDump` shows the version".to_owned(),
-            Self::NotLuks { found: None, .. } => {
+            Self::NotLuks { can_be_plain: true, .. } => {
                 "use --type plain for a volume without a header, --header for a detached header".to_owned()
+            }
+            Self::NotLuks { path, .. } => {
+                format!("run `inlock doctor {}` to search for a header; --header names a detached one", path.display())
             }
             Self::ReadOnly { .. } => "make it writable, or work on a copy".to_owned(),
             Self::WrongVolumeKey => "check the volume key; it belongs to another volume".to_owned(),
@@ -185,6 +189,9 @@ impl CliError {
             }
             Self::NameInUse { pid: Some(pid), .. } => {
                 format!("choose another name, or close it (process {pid}); run `inlock list` to see all")
+            }
+            Self::AgainstPolicy { error, creating: true, .. } => {
+                return hint_of_policy(error).map(|hint| hint.replace("to open it", "to create it"));
             }
             Self::AgainstPolicy { error, .. } => return hint_of_policy(error).map(ToOwned::to_owned),
             Self::Held { .. } => "stop it first, or use `inlock close --deferred`".to_owned(),
@@ -203,6 +210,14 @@ impl CliError {
             _ => return None,
         })
     }
+}
+
+/// Names the action in an error for a wrong command line, whose hint is then the help of that action.
+pub(crate) fn in_action(mut error: anyhow::Error, name: Option<&'static str>) -> anyhow::Error {
+    if let Some(CliError::Usage { action, .. }) = error.downcast_mut() {
+        *action = name;
+    }
+    error
 }
 
 /// Returns the exit status of an error: of the [`CliError`] in it, or of the first cause that has one.
@@ -375,16 +390,24 @@ fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
 
 /// Explains a violation of the policy. `what`: subject of the sentence.
 pub(crate) fn against_policy(what: String) -> impl FnOnce(PolicyError) -> anyhow::Error {
-    move |error| CliError::AgainstPolicy { what, error }.into()
+    move |error| CliError::AgainstPolicy { what, error, creating: false }.into()
 }
 
 /// Explains, in cryptsetup's words, why the header at `path` cannot be loaded.
 pub(crate) fn cannot_load(path: &Path) -> impl FnOnce(LoadError) -> anyhow::Error {
     let path = path.to_owned();
     move |error| match error {
-        LoadError::NotLuks => CliError::NotLuks { path, found: None }.into(),
+        LoadError::NotLuks => CliError::NotLuks { path, found: None, can_be_plain: false }.into(),
         error => anyhow::Error::from(error).context(format!("cannot load the LUKS header of {}", path.display())),
     }
+}
+
+/// Lets the hint of a device without a LUKS header name --type plain, which the action takes.
+pub(crate) fn may_be_plain(mut error: anyhow::Error) -> anyhow::Error {
+    if let Some(CliError::NotLuks { can_be_plain, .. }) = error.downcast_mut() {
+        *can_be_plain = true;
+    }
+    error
 }
 
 /// Explains, in cryptsetup's words, why a volume cannot be unlocked.
@@ -409,10 +432,17 @@ pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::
     let path = path.to_owned();
     move |error| match error {
         FormatError::DeviceTooSmall { needed, len } => CliError::TooSmall { path, len, needed }.into(),
-        FormatError::Policy(error) => against_policy("The new volume".to_owned())(error),
+        FormatError::Policy(error) => {
+            CliError::AgainstPolicy { what: "The new volume".to_owned(), error, creating: true }.into()
+        }
+        FormatError::InvalidOption { option: "uuid", .. } => wrong_uuid(),
         FormatError::InvalidOption { option, reason } => CliError::usage(format!("Option --{option}: {reason}.")),
         error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
     }
+}
+
+fn wrong_uuid() -> anyhow::Error {
+    CliError::refused("Wrong LUKS UUID format provided.", "write it as 8-4-4-4-12 hexadecimal digits")
 }
 
 /// Explains, in cryptsetup's words, why a header cannot be changed.
@@ -439,9 +469,7 @@ pub(crate) fn cannot_edit(path: &Path) -> impl FnOnce(EditError) -> anyhow::Erro
             EditError::NoFreeArea { .. } => {
                 ("No space for new keyslot.".to_owned(), "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER")
             }
-            EditError::InvalidOption { option: "uuid", .. } => {
-                ("Wrong LUKS UUID format provided.".to_owned(), "write it as 8-4-4-4-12 hexadecimal digits")
-            }
+            EditError::InvalidOption { option: "uuid", .. } => return wrong_uuid(),
             EditError::InvalidOption { option, reason } => {
                 return CliError::usage(format!("Option --{option}: {reason}."));
             }
@@ -508,7 +536,7 @@ mod tests {
             (CliError::NoKey.into(), Status::Permission),
             (CliError::NoDevice { path: path.clone(), creating: true, source: missing() }.into(), Status::Device),
             (CliError::NotADevice { path: path.clone() }.into(), Status::Device),
-            (CliError::NotLuks { path: path.clone(), found: None }.into(), Status::Wrong),
+            (CliError::NotLuks { path: path.clone(), found: None, can_be_plain: true }.into(), Status::Wrong),
             (CliError::HeaderLocked { path: path.clone() }.into(), Status::Busy),
             (CliError::InUse { path: path.clone(), hint: "" }.into(), Status::Busy),
             (CliError::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
@@ -535,7 +563,7 @@ mod tests {
     #[test]
     fn cli_error_decides_anywhere_in_chain() {
         let permission = || errno(rustix::io::Errno::PERM);
-        let not_luks = || CliError::NotLuks { path: "x".into(), found: None };
+        let not_luks = || CliError::NotLuks { path: "x".into(), found: None, can_be_plain: false };
         assert_eq!(status_of(&permission().context(not_luks())), Status::Wrong);
         assert_eq!(status_of(&permission().context(not_luks()).context("outer")), Status::Wrong);
         assert_eq!(status_of(&anyhow::Error::from(CliError::NoKey).context("outer")), Status::Permission);

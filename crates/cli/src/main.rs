@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use args::parse::Request;
 use commands::ACTIONS;
-use error::{CliError, Status};
+use error::{CliError, Status, in_action};
 use system::signals;
 use ui::print::{Details, print, print_debug, print_stderr, report, set_debug, set_verbose};
 
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         Ok(_) => Status::Ok,
         Err(error) => {
             die_by_signal(&error);
-            report(&error)
+            report(&in_action(error, invocation.action))
         }
     };
     if invocation.verbose {

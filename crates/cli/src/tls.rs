@@ -55,6 +55,6 @@ pub(crate) fn cannot_use(error: CertificateError) -> anyhow::Error {
     };
     let reason = crate::error::message_of(&anyhow::Error::msg(error.reason.clone()));
     let hint = "the directory of --tls-certificates needs server-cert.pem and server-key.pem, and ca-cert.pem with \
-                --tls-verify-peer; docs/guide/tls.md makes them";
+                --tls-verify-peer; create them with openssl";
     CliError::Remote(format!("Cannot use {}: {reason}.", error.path.display()), Some(hint.to_owned()), status).into()
 }

@@ -38,6 +38,8 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "-M", "bitlk"], "Unrecognized metadata device type bitlk.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "x"], "Unrecognized metadata device type x.\nhint: run `inlock --help`"),
     (&["luksDump"], "luksDump: requires <image> as arguments"),
+    (&["create"], "create: requires <name> <source> as arguments."),
+    (&["create", "name"], "create: requires <name> <source> as arguments."),
     (&["luksDump", "IMAGE", "more"], "unexpected argument 'more'"),
     (&["luksDump", ""], "argument 1 is empty"),
     (&["--nonsense", "luksDump", "IMAGE"], "--nonsense: unknown option"),
@@ -175,6 +177,15 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["luksAddKey", "IMAGE", "KEY", "--new-token-id", "1"], "Only one of new key file, --new-token-id"),
     (&["luksDump", "IMAGE", "--progress-json"], "Option --progress-json is not allowed with luksDump action."),
     (&["bench", "disk"], "'disk' is none of cipher, engine"),
+    (
+        &["export", "IMAGE", "out", "-M", "plain", "--sector-size", "131072"],
+        "Unsupported encryption sector size: data unit size 131072 is not a power of two",
+    ),
+    (
+        &["export", "IMAGE", "out", "-M", "plain", "--size", "99999999"],
+        "image cannot be used: offset and size exceed the device\nhint: check --offset, --size",
+    ),
+    (&["export", "-", "--table", "0 8 crypt x"], "The table cannot be used: table line 1, word 4"),
 ];
 
 #[test]
@@ -189,6 +200,43 @@ fn mistake_has_status_1_and_hint() {
         assert!(ended.out.is_empty(), "{ended:?}");
     }
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
+}
+
+#[test]
+fn hint_names_the_action_or_the_file() {
+    let dir = Dir::new();
+    let (image, file) = (dir.image("image", 20), dir.file("file", b"colour = 1\n"));
+    let actions = "hint: run `inlock --help` to list actions and options\n";
+    for (words, hint) in [
+        (&["luksDump"][..], "hint: run `inlock luksDump --help` to list its options\n"),
+        (&["luksOpen", &image], "hint: run `inlock open --help` to list its options\n"),
+        (&["--nonsense", "serve", &image], "hint: run `inlock serve --help` to list its options\n"),
+        (&["verity", "mend", "a"], "hint: run `inlock verity --help` to list its options\n"),
+        (&["import", &image, &image, "-M", "raw"], "hint: run `inlock import --help` to list its options\n"),
+        (&["luksfrobnicate"], actions),
+        (&[], actions),
+        (&["luksDump", &image, "--policy", &file], "hint: correct the file\n"),
+        (&["serve", "--config", &file, "--nbd", "unix:x"], "hint: correct the file\n"),
+    ] {
+        call(words).fails(1, &[hint]);
+    }
+}
+
+#[test]
+fn help_lists_every_command_of_an_action() {
+    for wrong in [
+        &["verity", "mend", "device", "x"][..],
+        &["integrity", "mend", "device"],
+        &["fsverity", "mend", "file"],
+        &["control", "socket", "mend"],
+    ] {
+        let (refused, help) = (call(wrong), call([wrong[0], "--help"]));
+        let known = refused.err.split_once(" is none of ").and_then(|(_, known)| known.split_once('.'));
+        for command in known.expect("a list of commands").0.split(", ") {
+            let mut lines = help.works().text().lines().filter_map(|line| line.strip_prefix("  "));
+            assert!(lines.any(|line| line.split(' ').next() == Some(command)), "{command}: {help:?}");
+        }
+    }
 }
 
 #[test]

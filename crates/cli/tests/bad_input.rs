@@ -7,6 +7,16 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 #[test]
+fn device_without_header_has_the_hint_of_the_action() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let message = "is not a valid LUKS device.";
+    call(["luksDump", &image])
+        .fails(1, &[message, &format!("hint: run `inlock doctor {image}` to search for a header")]);
+    call_with(b"secret", ["export", &image, "-"]).fails(1, &[message, "hint: use --type plain for a volume without"]);
+}
+
+#[test]
 fn missing_device_is_4() {
     let dir = Dir::new();
     let missing = dir.name("missing.img");
@@ -124,7 +134,8 @@ fn kdf_cost_out_of_range_is_refused() {
         ended.fails(1, &["inlock: "]);
     }
     call_with(b"secret", ["luksFormat", "-q", "--pbkdf-force-iterations", "1", &image]).fails(1, &["inlock: "]);
-    call_with(b"secret", ["luksFormat", "-q", "--uuid", "not-one", &image].into_iter().chain(FAST)).fails(1, &["uuid"]);
+    call_with(b"secret", ["luksFormat", "-q", "--uuid", "not-one", &image].into_iter().chain(FAST))
+        .fails(1, &["Wrong LUKS UUID format provided."]);
 }
 
 #[test]

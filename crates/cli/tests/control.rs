@@ -133,10 +133,30 @@ fn files_of_killed_process_are_reported_and_cleaned_up() {
 }
 
 #[test]
+fn json_has_names_in_common_and_no_fingerprint() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (image, key) = (dir.image("image", 1), dir.file("key", &[7; 32]));
+    let mut server = Named::start(&run, "data", &["--type", "plain", "--key-file", &key, &image]);
+    let (status, listed) = (run.json(&["status", "data", "--json"]), run.json(&["list", "--json"]));
+    assert_eq!((&status["state"], &listed[0]["state"]), (&"active".into(), &"active".into()));
+    assert!(status["endpoint"].as_str().is_some_and(|uri| uri.starts_with("nbd+unix:")), "{status}");
+    assert_eq!((&listed[0]["endpoint"], &listed[0]["place"]), (&status["endpoint"], &status["endpoint"]));
+    assert_eq!(status["segments"][0]["iv_large_sectors"], false);
+    server.kill();
+    let left: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("data.json")).unwrap()).unwrap();
+    assert!(left["key_fingerprint"].is_object());
+    let gone = run.json_of(4, &["status", "data", "--json"]);
+    assert_eq!((&gone["state"], &gone["endpoint"]), (&"gone".into(), &status["endpoint"]));
+    assert!(gone.get("key_fingerprint").is_none(), "{gone}");
+}
+
+#[test]
 fn status_of_unknown_name_is_inactive() {
     let run = Run::new();
     let none = run.call(&["status", "data"]);
     assert_eq!((none.code, none.text(), none.err.as_str()), (4, "data is inactive.\n", ""));
+    assert_eq!(run.json_of(4, &["status", "data", "--json"])["state"], "inactive");
     assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
     assert_eq!(run.call(&["list"]).works().text(), "");
     assert_eq!(run.json(&["list", "--json"]).as_array().unwrap().len(), 0);
@@ -238,7 +258,8 @@ fn run_directory_writable_by_others_is_refused() {
     command
         .env("INLOCK_RUN_DIR", dir.path("run"))
         .args(["serve", "--name", "x", "--type", "raw", &image, "--run", "true"]);
-    harness::run(&mut command, b"").fails(1, &["no directory for the state", "XDG_RUNTIME_DIR"]);
+    let named = format!("Directory {} of INLOCK_RUN_DIR cannot be used.", dir.name("run"));
+    harness::run(&mut command, b"").fails(1, &[&named, "hint: set INLOCK_RUN_DIR to"]);
     call(["serve", "--name", "a/b", "--type", "raw", &image, "--run", "true"]).fails(1, &["--name", "letters"]);
 }
 
@@ -386,8 +407,9 @@ fn resize_sets_length_and_options_of_running_volume_are_checked() {
     assert_eq!(size(&run), 800);
     run.call(&["resize", "data", "--device-size", "512K", "-d", &good, "--header", &image]).works();
     assert_eq!(size(&run), 1024);
-    run.call(&["resize", "data", "--size", "801"]).fails(1, &["The volume cannot be resized"]);
-    run.call(&["resize", "data", "--size", "99999999999"]).fails(1, &["The volume cannot be resized"]);
+    let refused = "The volume cannot be resized: ";
+    run.call(&["resize", "data", "--size", "801"]).fails(1, &[refused, "hint: give a --size of whole encryption"]);
+    run.call(&["resize", "data", "--size", "99999999992"]).fails(1, &[refused, "hint: enlarge the image first"]);
     run.call(&["resize", "data", "--size", "800", "-d", &wrong]).fails(2, &["No key available with this passphrase."]);
     let not_its_header = "does not have the header of data.";
     run.call(&["resize", "data", "--size", "800", "--header", &other]).fails(1, &[not_its_header]);

@@ -289,7 +289,7 @@ fn mistake_in_options_is_refused_by_name() {
             (&["format", &other, "--journal-crypt", "ctr-aes"], "needs --journal-crypt-key-file"),
             (&["serve", &image, "--run", "true", "--sector-size", "512"], "is not allowed with integrity serve"),
             (&["serve", &image], "Option --nbd or --run is required"),
-            (&["open", &image], "requires <device> <name>"),
+            (&["open", &image], "integrity open: requires <device> <name>"),
         ],
     );
 }

@@ -104,9 +104,8 @@ fn device_under_any_name_has_one_writer() {
     for name in [image.clone(), dir.name("hard"), dir.name("soft"), format!("{}/../image", dir.name("."))] {
         let Some(name) = std::path::Path::new(&name).exists().then_some(name) else { continue };
         let serve = ["serve", "--type", "raw", &name, "--nbd", &second];
-        call(serve).fails(5, &[IN_USE, "hint: stop the other inlock process, which reads or writes it"]);
-        call([&serve[..], &["--read-only"]].concat())
-            .fails(5, &[IN_USE, "hint: stop the other inlock process, which writes to it"]);
+        call(serve).fails(5, &[IN_USE, "hint: run `inlock list` to see the volumes that use it"]);
+        call([&serve[..], &["--read-only"]].concat()).fails(5, &[IN_USE]);
         call(["import", "--type", "raw", &input, &name]).fails(5, &[IN_USE]);
         call(["export", "--type", "raw", &name, &dir.name("out")]).fails(5, &[IN_USE]);
         call_with(b"secret", ["luksFormat", "-q", &name].iter().chain(&FAST)).fails(5, &[IN_USE]);

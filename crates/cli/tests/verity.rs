@@ -256,7 +256,7 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["format", d, h, "--data-blocks", "21"], "is too small for the data blocks."),
             (&["format", &empty, h], "there are no data"),
             (&["format", d, d], "Data area overlaps with hash area."),
-            (&["format", d], "format: requires <data_device> <hash_device> as arguments."),
+            (&["format", d], "verity format: requires <data_device> <hash_device> as arguments."),
             (&["verify", d, h], "Command requires <root_hash> or --root-hash-file option as argument."),
             (&["verify", d, h, r, "--root-hash-file", h], "not both"),
             (&["verify", d, h, "zz"], "Invalid root hash string specified."),
@@ -284,14 +284,14 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["status", "name", "--hash", "sha1"], "Option --hash is not allowed with verity status."),
             (&["close", "name", "--json"], "Option --json is not allowed with verity close."),
             (&["dump", d], "is not a valid VERITY device."),
-            (&["dump", h, r], "dump: requires <hash_device> as arguments."),
+            (&["dump", h, r], "verity dump: requires <hash_device> as arguments."),
             (&["serve", d, h, r], "Option --nbd or --run is required"),
             (&["serve", d, h, r, run[0], run[1], "--root-hash-signature", h], "verify the signature of the root hash"),
             (&["serve", d, h, r, run[0], run[1], "--restart-on-corruption"], "restarts no machine"),
             (&["serve", d, h, r, run[0], run[1], "--panic-on-corruption"], "cannot stop the kernel"),
             (&["serve", d, h, r, run[0], run[1], "--check-at-most-once"], "every read is verified"),
             (&["open", d, "name", h], "Command requires <root_hash>"),
-            (&["open", d, h], "open: requires <data_device> <name> <hash_device>"),
+            (&["open", d, h], "verity open: requires <data_device> <name> <hash_device>"),
             (&["mend", d, h], "is none of format, verify, open, serve, dump, table, status, close."),
         ],
     );
@@ -408,8 +408,9 @@ fn printed_line_of_a_device_opens_it() {
     assert!(exported(&dir, &line.replacen("2400", "17", 1)).works().out == noise(17 * 512));
     let longer = exported(&dir, &line.replacen("2400", "2401", 1));
     longer.fails(1, &["table line 1, word 9 (data blocks) '300': expected a number of data blocks"]);
-    let json = call(["table", "--table", &line, "--json"]);
-    let json: Value = serde_json::from_str(json.works().text()).unwrap();
+    let json = call(["verity", "table", &data, &hash, &root, "--json"]);
+    assert_eq!(json.text(), call(["table", "--table", &line, "--json"]).works().text());
+    let json: Value = serde_json::from_str(json.text()).unwrap();
     assert_eq!((&json["lines"][0]["target"], &json["lines"][0]["root_hash"]), (&"verity".into(), &root.into()));
     // Without superblock, and with blocks longer than a page.
     let words = ["--no-superblock", "--data-block-size", "8192", "--data-blocks", "150", "--salt", "-"];

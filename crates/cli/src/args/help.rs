@@ -74,7 +74,11 @@ fn of_argument(action: &Action, argument: &str) -> Option<String> {
         SOURCE | IMAGE => "an image file or a block device",
         NAME => "name of a running volume, or its device; `inlock list` shows all",
         "[<source>]" => "the image or device of the volume; it is checked",
-        "[<name>]" => "name for the volume, needed unless --test-passphrase is given",
+        "[<name>]" if action.has_option("test-passphrase") => {
+            "name for the volume, needed unless --test-passphrase is given"
+        }
+        "[<name>]" => "name for the volume (open)",
+        "<command>" => return commands_of(action),
         "[<name>...]" => "names of running volumes (default: all)",
         "[<key file>]" => "the same as --key-file",
         "<input file or ->" => "- is standard input",
@@ -82,6 +86,35 @@ fn of_argument(action: &Action, argument: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("{argument}: {text}"))
+}
+
+/// Lists the commands of an action with their arguments. `None`: the names of its arguments are enough.
+fn commands_of(action: &Action) -> Option<String> {
+    let commands: &[&str] = match action.name {
+        "verity" => &[
+            "format DATA HASH",
+            "verify DATA HASH [ROOT]",
+            "open DATA NAME HASH [ROOT]",
+            "serve DATA HASH [ROOT]",
+            "table DATA HASH [ROOT]",
+            "dump HASH",
+            "status NAME",
+            "close NAME",
+        ],
+        "integrity" => &[
+            "format DEVICE",
+            "open DEVICE NAME",
+            "serve DEVICE",
+            "dump DEVICE",
+            "resize DEVICE",
+            "status NAME",
+            "close NAME",
+        ],
+        "fsverity" => &["digest FILE...", "verify FILE DIGEST"],
+        "control" => &["list", "status NAME", "top", "add NAME KEY=VALUE...", "remove NAME", "close NAME", "reload"],
+        _ => return None,
+    };
+    Some(format!("Commands:\n  {}", commands.join("\n  ")))
 }
 
 fn of_program(actions: &[&Action]) -> String {

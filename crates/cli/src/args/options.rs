@@ -435,7 +435,7 @@ pub(crate) struct Options {
     /// Starting offset on the hash device
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
     pub hash_offset: Option<u64>,
-    /// Salt (default: 32 random bytes; "-": none)
+    /// Salt ("-": none; default: 32 random bytes, for fsverity none)
     #[arg(long, value_name = "HEX", help_heading = "Verity")]
     pub salt: Option<String>,
     /// Do not use verity superblock

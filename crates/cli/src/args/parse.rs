@@ -17,13 +17,15 @@ use super::left_out;
 use super::options::Options;
 use super::source::check_remote;
 use super::suggest::nearest;
-use crate::error::CliError;
+use crate::error::{CliError, in_action};
 use crate::ui::print::{Debug, print_stderr};
 use crate::volume::remote::{self, RemoteOptions};
 
 /// A checked command line.
 pub(crate) struct Invocation {
     pub request: Request,
+    /// Name of the action.
+    pub action: Option<&'static str>,
     /// `--verbose`
     pub verbose: bool,
     /// `--debug`
@@ -78,6 +80,14 @@ pub(crate) fn parse(
     actions: &[&'static Action],
     words: impl IntoIterator<Item = OsString>,
 ) -> anyhow::Result<Invocation> {
+    let words: Vec<OsString> = words.into_iter().collect();
+    // Also of a command line that cannot be parsed; for its hint alone.
+    let named = |word: &OsString| actions.iter().find(|action| action.is_named(&word.to_string_lossy()));
+    let name = words.iter().find_map(named).map(|action| action.name);
+    parse_words(actions, words).map_err(|error| in_action(error, name))
+}
+
+fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Result<Invocation> {
     let mut command = Options::command();
     let words = std::iter::once(OsString::from("inlock")).chain(words);
     let matches = command.try_get_matches_from_mut(words).map_err(|error| explain(&error))?;
@@ -87,7 +97,8 @@ pub(crate) fn parse(
         words.remove(0);
         options.help = true;
     }
-    let action = if words.is_empty() { None } else { Some(find(actions, &words.remove(0), &mut options, &mut words)) };
+    let word = if words.is_empty() { None } else { Some(words.remove(0)) };
+    let action = word.as_ref().map(|word| find(actions, word, &mut options, &mut words));
 
     options.key_file = options.key_files.first().cloned();
     options.given = given(&command, &matches);
@@ -99,7 +110,10 @@ pub(crate) fn parse(
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
     let remote_options = remote_options(&options)?;
-    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf, remote_options });
+    let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
+    let done = |request| {
+        Ok(Invocation { request, action: name, verbose, debug, disable_locks, serialize_pbkdf, remote_options })
+    };
     if options.version {
         return done(Request::Version);
     }
@@ -131,7 +145,7 @@ pub(crate) fn parse(
         // The file replaces the source.
         words.push("--config".into());
     }
-    check_arguments(action, &mut words)?;
+    check_arguments(action, &word.unwrap_or_default(), &mut words)?;
     if options.key_files.len() > 1 {
         return Err(CliError::usage("Only one --key-file argument is allowed."));
     }
@@ -188,13 +202,20 @@ fn note_unused_hash(options: &Options) {
     }
 }
 
-fn check_arguments(action: &Action, words: &mut Vec<OsString>) -> anyhow::Result<()> {
+/// Checks the number of arguments. `word`: the name of the action as given.
+fn check_arguments(action: &Action, word: &OsStr, words: &mut Vec<OsString>) -> anyhow::Result<()> {
     let (least, most) = action.argument_count();
     // cryptsetup takes any surplus argument; one that repeats another is no mistake.
     while words.len() > most && words[..most].contains(&words[words.len() - 1]) {
         words.pop();
     }
     let name = action.name;
+    if let Some(alias) = action.aliases.iter().find(|alias| alias.is_swapped && alias.name == word)
+        && words.len() < 2
+    {
+        let [second, first] = [0, 1].map(|position| action.arguments[position].trim_matches(['[', ']']));
+        return Err(CliError::usage(format!("{}: requires {first} {second} as arguments.", alias.name)));
+    }
     if words.len() < least {
         return Err(CliError::usage(format!("{name}: requires {} as arguments.", action.synopsis())));
     }

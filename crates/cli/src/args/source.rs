@@ -314,7 +314,8 @@ fn plain_args(options: &Options) -> anyhow::Result<Plain> {
         }
         cipher.iv = inlock_cipher::IvMode::SpdkUpper;
     }
-    let unit = options.sector_size.map_or(Ok(DataUnitSize::SECTOR), DataUnitSize::new)?;
+    let unit = options.sector_size.map_or(Ok(DataUnitSize::SECTOR), DataUnitSize::new);
+    let unit = unit.map_err(|error| CliError::usage(format!("Unsupported encryption sector size: {error}.")))?;
     if options.iv_large_sectors && unit == DataUnitSize::SECTOR {
         return Err(CliError::usage("Option --iv-large-sectors needs --sector-size above 512."));
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
+use super::status::add_common_names;
 use super::top::{self, Source};
 use crate::args::action::{Action, Prepared};
 use crate::error::{CliError, cannot_open};
@@ -175,8 +176,12 @@ fn list(socket: &Path, json: bool) -> anyhow::Result<()> {
 }
 
 fn status(socket: &Path, volume: &str, json: bool) -> anyhow::Result<()> {
-    let status = Value::Object(control::call(socket, &request("status", Some(volume)), None)?);
-    if json { print(format_args!("{status:#}\n")) } else { print(ListedStatus::parse(&status)?) }
+    let mut status = Value::Object(control::call(socket, &request("status", Some(volume)), None)?);
+    if !json {
+        return print(ListedStatus::parse(&status)?);
+    }
+    add_common_names(&mut status);
+    print(format_args!("{status:#}\n"))
 }
 
 #[cfg(test)]

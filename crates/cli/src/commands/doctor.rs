@@ -298,8 +298,11 @@ fn search(args: &DoctorArgs, device: &Device, header: &DeviceHeader, report: &mu
         report.health = Health::Unusable;
     }
     if report.health == Health::Nothing {
-        report
-            .advise("There is no trace of a LUKS header. Search the whole disk, and for backups of the header.", None);
+        report.advise(
+            "There is no trace of a LUKS header on this device. If it is a partition, examine the whole disk \
+             (`inlock doctor DISK`); look for a file of luksHeaderBackup.",
+            None,
+        );
     }
     report.found = found;
     Ok(())

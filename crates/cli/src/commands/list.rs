@@ -25,7 +25,7 @@ const COLUMNS: [(&str, &str); 8] = [
     ("VIA", "via"),
     ("ZONES", "zones"),
     ("ERRORS", "errors"),
-    ("ENDPOINT", "place"),
+    ("ENDPOINT", "endpoint"),
     ("DEVICE", "device"),
 ];
 
@@ -71,8 +71,8 @@ fn row(files: Files) -> Option<Value> {
         Err(_) => "unreachable",
     };
     Some(json!({
-        "name": info.name, "state": state, "type": info.kind, "via": info.via, "place": info.endpoint(),
-        "errors": errors, "device": info.device, "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid,
+        "name": info.name, "state": state, "type": info.kind, "via": info.via, "endpoint": info.endpoint(),
+        "place": info.endpoint(), "errors": errors, "device": info.device, "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid,
         "started": info.started,
     }))
 }

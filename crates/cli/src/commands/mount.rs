@@ -65,17 +65,22 @@ fn run(args: &MountArgs) -> anyhow::Result<u8> {
     if args.open.run_mode == RunMode::BackgroundChild {
         return open::run(&args.open);
     }
+    let dir = args.dir.display();
     // Checked before a passphrase is asked for.
     if !rustix::process::geteuid().is_root() {
         let message = "Only root can mount a file system.".to_owned();
         let hint = "use `inlock open --via fuse`, which attaches the volume as a file without root".to_owned();
         return Err(CliError::Remote(message, Some(hint), Status::Permission).into());
     }
+    if !args.dir.exists() {
+        let (message, hint) = (format!("Directory {} does not exist.", dir), format!("mkdir {dir}"));
+        return Err(CliError::Remote(message, Some(hint), Status::Wrong).into());
+    }
     if !args.dir.is_dir() {
-        return Err(CliError::usage(format!("{} is not a directory.", args.dir.display())));
+        return Err(CliError::refused(format!("{dir} is not a directory."), "name the directory to mount on"));
     }
     if let Some(source) = holders::source_mounted_on(&args.dir) {
-        let message = format!("{} is already mounted on {}.", source.display(), args.dir.display());
+        let message = format!("{} is already mounted on {dir}.", source.display());
         return Err(CliError::Remote(message, None, Status::Busy).into());
     }
     let code = open::run(&args.open)?;

@@ -31,12 +31,13 @@ pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Res
         Found::Active(mut client) => {
             let status = client.status()?;
             check_header(&status.info, header)?;
-            if json { print(format_args!("{:#}\n", with_state(&status, true)?)) } else { print(&status) }
+            let state = if status.suspended { "suspended" } else { "active" };
+            if json { print(format_args!("{:#}\n", with_state(&status, state)?)) } else { print(&status) }
         }
         Found::Gone(info) => gone(name, &info, json),
         Found::Inactive => {
             if json {
-                print(format_args!("{:#}\n", json!({"name": name.as_str(), "active": false})))?;
+                print(format_args!("{:#}\n", json!({"name": name.as_str(), "state": "inactive", "active": false})))?;
             } else {
                 print(format_args!("{name} is inactive.\n"))?;
             }
@@ -47,7 +48,9 @@ pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Res
 
 fn gone(name: &Name, info: &RuntimeInfo, json: bool) -> anyhow::Result<()> {
     if json {
-        print(format_args!("{:#}\n", with_state(info, false)?))?;
+        // The fingerprint of the key is for a process that recovers the device.
+        let info = RuntimeInfo { key_fingerprint: None, ..info.clone() };
+        print(format_args!("{:#}\n", with_state(&info, "gone")?))?;
         return Err(CliError::Silent(Status::Device).into());
     }
     print(format_args!("{name} is inactive.\n"))?;
@@ -55,8 +58,21 @@ fn gone(name: &Name, info: &RuntimeInfo, json: bool) -> anyhow::Result<()> {
     Err(CliError::Gone { name: name.to_string() }.into())
 }
 
-fn with_state(shown: &impl Serialize, active: bool) -> anyhow::Result<Value> {
+/// Returns the JSON of a volume with this state, which `list` has, too.
+fn with_state(shown: &impl Serialize, state: &str) -> anyhow::Result<Value> {
     let mut shown = serde_json::to_value(shown)?;
-    shown["active"] = active.into();
+    shown["state"] = state.into();
+    shown["active"] = matches!(state, "active" | "suspended").into();
+    add_common_names(&mut shown);
     Ok(shown)
+}
+
+/// Adds the names that `list` and `table` have for values of a volume.
+pub(super) fn add_common_names(volume: &mut Value) {
+    let Some(segments) = volume.get_mut("segments").and_then(Value::as_array_mut) else { return };
+    for segment in segments {
+        segment["iv_large_sectors"] = segment["large_iv"].clone();
+    }
+    let endpoint = volume.get("node").or_else(|| volume.get("address")).cloned();
+    volume["endpoint"] = endpoint.unwrap_or_else(|| "".into());
 }

@@ -68,11 +68,15 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
             }
         }
     }
-    let keys = if showkeys { ShowKeys::Yes } else { ShowKeys::No };
+    print_table(&table, if showkeys { ShowKeys::Yes } else { ShowKeys::No }, json)
+}
+
+/// Prints a table, as lines or as JSON.
+pub(super) fn print_table(table: &AnyTable, keys: ShowKeys, json: bool) -> anyhow::Result<()> {
     if !json {
         return print(&**table.to_text(keys));
     }
-    let (lines, sectors): (Vec<Value>, u64) = match &table {
+    let (lines, sectors): (Vec<Value>, u64) = match table {
         AnyTable::Lines(table) => (table.lines().iter().map(|line| describe(line, keys)).collect(), table.sectors()),
         AnyTable::Integrity(table) => (describe_integrity(table, keys), table.sectors),
         AnyTable::Verity(table) => describe_verity(table, keys),

@@ -23,7 +23,8 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
     let Some(source) = holders::source_mounted_on(dir) else {
-        return Err(CliError::usage(format!("No file system is mounted on {}.", dir.display())));
+        let message = format!("No file system is mounted on {}.", dir.display());
+        return Err(CliError::refused(message, "name the directory that `inlock mount` was given"));
     };
     let real = std::fs::canonicalize(&source).unwrap_or(source);
     let Some(ours) = Files::of_node(&real)? else {

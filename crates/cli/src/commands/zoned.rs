@@ -113,7 +113,7 @@ fn create(path: &Path, mut layout: ZonedLayout) -> anyhow::Result<()> {
         layout.len = match std::fs::metadata(path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+            Err(error) => return Err(error).with_context(|| format!("cannot examine {}", path.display())),
         };
     }
     if layout.len == 0 {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
-use inlock_engine::{ControlError, Device};
+use inlock_engine::{ControlError, Device, TargetError};
 use inlock_verity::VerityStore;
 use inlock_volume::table::CryptOptions;
 use inlock_volume::table::{AnyTable, IntegrityTable};
@@ -226,7 +226,7 @@ impl ServedVolume {
         self.files.publish(&info)?;
         if let Err(error) = self.device.reload(mapping) {
             self.files.publish(&old)?;
-            return Err(error.into());
+            return Err(cannot_reload(error));
         }
         self.key_present.store(info.has_key(), Ordering::Release);
         *self.info() = info;
@@ -310,7 +310,7 @@ impl ServedVolume {
             }
             Some(sectors) => {
                 let len = sectors.checked_mul(512).ok_or_else(|| CliError::usage("The size exceeds 2^64 bytes."))?;
-                self.device.set_len(len).context("The volume cannot be resized.")?
+                self.device.set_len(len).map_err(cannot_resize)?
             }
         };
         // Even if it has not grown: an earlier announcement may have failed.
@@ -388,6 +388,25 @@ pub(crate) fn line(reply: &Reply) -> Vec<u8> {
     let mut line = object.to_string().into_bytes();
     line.push(b'\n');
     line
+}
+
+fn cannot_reload(error: ControlError) -> anyhow::Error {
+    let hint = match error {
+        ControlError::Shorter { .. } => "extend the table to the length of the device, or close the volume first",
+        ControlError::LargerUnit { .. } => "close the volume and open it with this table",
+        error => return error.into(),
+    };
+    anyhow::Error::from(error).context(CliError::Refused { message: "The table cannot be used.".to_owned(), hint })
+}
+
+fn cannot_resize(error: ControlError) -> anyhow::Error {
+    let message = "The volume cannot be resized.".to_owned();
+    let hint = match error {
+        ControlError::Target(TargetError::BeyondStore { .. }) => "enlarge the image first, or give a smaller --size",
+        ControlError::Target(TargetError::UnitLength { .. }) => "give a --size of whole encryption sectors",
+        error => return anyhow::Error::from(error).context(message),
+    };
+    anyhow::Error::from(error).context(CliError::Refused { message, hint })
 }
 
 /// Reduces an error to what another process prints.

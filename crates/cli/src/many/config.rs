@@ -149,9 +149,11 @@ pub(crate) fn read(path: &Path, added: &VolumeConfigs) -> anyhow::Result<Config>
     let file = File::open(path).map_err(cannot_open(path, false))?;
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > MAX_LEN {
-        return Err(CliError::usage(format!("File {} has more than {MAX_LEN} bytes.", path.display())));
+        let message = format!("File {} has more than {MAX_LEN} bytes.", path.display());
+        return Err(CliError::refused(message, "divide the volumes between several servers"));
     }
-    parse(&text, added).map_err(|error| CliError::usage(format!("File {}, {error}.", path.display())))
+    parse(&text, added)
+        .map_err(|error| CliError::refused(format!("File {}, {error}.", path.display()), "correct the file"))
 }
 
 /// Parses the text of a file. An error is the number of a line, and what is wrong there.

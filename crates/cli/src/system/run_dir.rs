@@ -13,11 +13,16 @@ use crate::error::CliError;
 /// Returns the directory for the state of running volumes, and creates it if needed.
 pub(crate) fn run_dir() -> anyhow::Result<PathBuf> {
     let named = std::env::var_os("INLOCK_RUN_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let found = match named {
-        Some(dir) => Some(dir).filter(|dir| dir.is_absolute() && is_usable(dir)),
-        None => candidates().find(|dir| is_usable(dir)),
-    };
-    found.ok_or_else(|| {
+    if let Some(dir) = named {
+        if dir.is_absolute() && is_usable(&dir) {
+            return Ok(dir);
+        }
+        return Err(CliError::refused(
+            format!("Directory {} of INLOCK_RUN_DIR cannot be used.", dir.display()),
+            "set INLOCK_RUN_DIR to the absolute path of a directory of your own that other users cannot write to",
+        ));
+    }
+    candidates().find(|dir| is_usable(dir)).ok_or_else(|| {
         CliError::refused(
             "There is no directory for the state of running volumes.",
             "set XDG_RUNTIME_DIR or INLOCK_RUN_DIR to a directory that other users cannot write to",

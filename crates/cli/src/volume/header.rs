@@ -201,7 +201,7 @@ fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
     };
     if volume.version() != wanted {
         let found = Some(volume.version());
-        return Err(CliError::NotLuks { path: device.path.clone(), found }.into());
+        return Err(CliError::NotLuks { path: device.path.clone(), found, can_be_plain: false }.into());
     }
     Ok(volume)
 }

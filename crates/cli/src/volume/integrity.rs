@@ -197,7 +197,7 @@ impl MaintainedIntegrity {
         let (maintained, name, freshness) = (Arc::clone(&device), path.to_owned(), Freshness::default());
         let fresh = Arc::clone(&freshness);
         let maintaining = std::thread::Builder::new()
-            .name("integrity".to_owned())
+            .name("inlock-integ".to_owned())
             .spawn(move || maintain(&maintained, &fresh, &name, every, &stopped))
             .context("cannot start a thread")?;
         let threads = Mutex::new(Some(Threads { stop, maintaining, journal }));

@@ -142,10 +142,8 @@ pub(crate) struct DeviceLock {
 /// writing.
 pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
     let in_use = || {
-        let hint = match mode {
-            Mode::Exclusive => "stop the other inlock process, which reads or writes it",
-            Mode::Shared => "stop the other inlock process, which writes to it",
-        };
+        let hint = "run `inlock list` to see the volumes that use it, and `inlock close NAME`; a process without a \
+                    name is not listed";
         CliError::InUse { path: device.path.clone(), hint }
     };
     let backing = device.metadata().map(backing::ranges_of).unwrap_or_default();

@@ -4,9 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use inlock_cipher::scrub_stack;
-use inlock_volume::plain::Plain;
+use inlock_volume::plain::{Plain, PlainError};
 use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
@@ -30,7 +29,7 @@ use super::unlocked::{Contents, SCRUB, UnlockedVolume};
 use super::verity::{VerityArgs, VerityDevices};
 use super::verity_table::VerityStack;
 use super::zones;
-use crate::error::{CliError, against_policy};
+use crate::error::{CliError, against_policy, may_be_plain};
 use crate::ui::print::warn;
 
 /// Another process that asks the user for the key.
@@ -98,7 +97,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
         }
         VolumeType::Plain(plain) => {
             // Before a passphrase is asked for.
-            let mut segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            let mut segments = plain.segments(data.len).map_err(|error| unfit_plain(error, &data.path))?;
             args.policy.check_segments(&segments).map_err(against_policy(named(&data)))?;
             args.policy.check_key_len(plain.key_len).map_err(against_policy(named(&data)))?;
             zones::check(&data, &segments, "align --offset, --size and --sector-size with the zones")?;
@@ -161,7 +160,7 @@ fn unlock_luks(
         // Prevents replacing the header. The lock of the data device includes a header on it.
         locks.push(lock::whole_device(&device, Mode::Shared)?);
     }
-    let header = Header::load_from(device, luks, false)?;
+    let header = Header::load_from(device, luks, false).map_err(may_be_plain)?;
     header.check(&args.policy)?;
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
@@ -346,7 +345,7 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
         VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
         VolumeType::Luks(luks) => {
             // The other process has printed the warnings.
-            let header = Header::load_from(header_device(args, &data)?, *luks, true)?;
+            let header = Header::load_from(header_device(args, &data)?, *luks, true).map_err(may_be_plain)?;
             header.check(&args.policy)?;
             Ok(header.unlock(&args.key, &args.policy, ask)?.key)
         }
@@ -393,6 +392,12 @@ fn warn_of_repeated_ivs(segments: &[Segment], data: &Device) {
 fn open_end(segment: &Segment, len: u64) -> Option<u64> {
     let end = segment.data_offset.0.checked_add(segment.sectors?)?;
     segment.sectors.filter(|_| end.checked_mul(512) != Some(len))
+}
+
+fn unfit_plain(error: PlainError, path: &Path) -> anyhow::Error {
+    let message = format!("Device {} cannot be used", path.display());
+    let hint = "check --offset, --size and --sector-size against the length of the device";
+    anyhow::Error::from(error).context(CliError::Refused { message, hint })
 }
 
 fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {

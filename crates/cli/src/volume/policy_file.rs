@@ -155,9 +155,10 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<HeaderPolicy> {
     let cannot_read = || format!("cannot read policy {}", path.display());
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(cannot_read)?;
     if text.len() as u64 > MAX_LEN {
-        return Err(CliError::usage(format!("Policy {} has more than {MAX_LEN} bytes.", path.display())));
+        let message = format!("Policy {} has more than {MAX_LEN} bytes.", path.display());
+        return Err(CliError::refused(message, "check the name of the file; it is no policy"));
     }
-    parse(&text).map_err(|error| CliError::usage(format!("Policy {}, {error}.", path.display())))
+    parse(&text).map_err(|error| CliError::refused(format!("Policy {}, {error}.", path.display()), "correct the file"))
 }
 
 /// Parses a policy. An error is the number of a line, and what is wrong there.

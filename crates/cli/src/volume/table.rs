@@ -27,6 +27,10 @@ pub(crate) struct TableArg {
     is_argument: bool,
 }
 
+fn unusable(message: String) -> CliError {
+    CliError::Refused { message, hint: "write the table as `dmsetup table` prints it" }
+}
+
 impl TableArg {
     /// Reads `FILE`, or a line that starts with a number and a space.
     pub(crate) fn parse(given: &OsStr) -> anyhow::Result<Self> {
@@ -35,7 +39,7 @@ impl TableArg {
         }
         let line = given.to_str().filter(|text| is_line(text));
         let table = match line {
-            Some(line) => AnyTable::parse(line)?,
+            Some(line) => AnyTable::parse(line).context(unusable("The table cannot be used.".to_owned()))?,
             None => {
                 let path = Path::new(given);
                 let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize));
@@ -43,7 +47,8 @@ impl TableArg {
                 let place = || format!("cannot read table {}", path.display());
                 file.take(MAX_FILE).read_to_end(&mut text).with_context(place)?;
                 let text = std::str::from_utf8(&text).map_err(|_| CliError::usage("The table is not text."));
-                AnyTable::parse(text?).with_context(place)?
+                let message = format!("Table {} cannot be used.", path.display());
+                AnyTable::parse(text?).context(unusable(message))?
             }
         };
         Ok(Self { is_argument: line.is_some(), table: Arc::new(Mutex::new(Some(table))) })

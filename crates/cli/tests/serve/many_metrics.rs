@@ -112,6 +112,8 @@ fn status_shows_one_volume() {
     let open = json();
     assert_eq!((&open["name"], &open["state"], &open["clients"]), (&"a".into(), &"open".into(), &1.into()));
     assert_eq!((&open["type"], &open["counters"]["writes"]), (&"LUKS2".into(), &1.into()), "{open}");
+    assert_eq!(open["segments"][0]["iv_large_sectors"], false, "{open}");
+    assert!(open["endpoint"].is_string(), "{open}");
     assert_eq!((&open["key_present"], &open["threads"]), (&true.into(), &1.into()));
     assert!(open["latency_ns"]["total"]["count"].as_u64().unwrap() > 0, "{open}");
     let text = many.control(&["status", "a"]);

@@ -79,7 +79,7 @@ impl JournalWriter {
         }
         // Dropped if the thread cannot be started.
         let mut this = Self { device: Arc::clone(&device), thread: None };
-        let thread = std::thread::Builder::new().name("journal".to_owned());
+        let thread = std::thread::Builder::new().name("inlock-journal".to_owned());
         this.thread = Some(thread.spawn(move || device.follow_orders())?);
         Ok(Some(this))
     }

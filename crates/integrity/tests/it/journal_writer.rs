@@ -87,7 +87,7 @@ fn thread_empties_the_journal_while_others_write() {
         let running: Vec<_> = (0..WRITERS).map(|number| scope.spawn(move || write(number))).collect();
         running.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(watched.writes_of("journal") > 0, "{:?}", watched.writes.lock().unwrap());
+    assert!(watched.writes_of("inlock-journal") > 0, "{:?}", watched.writes.lock().unwrap());
     check(&device, &model);
     drop(writer);
     // Power is cut: everything was flushed.
@@ -104,19 +104,19 @@ fn writers_empty_the_journal_after_the_thread_has_ended() {
     let watched = Arc::new(Watched { inner: bytes, writes: Mutex::default() });
     let device = open(watched.clone());
     drop(JournalWriter::start(Arc::clone(&device)).unwrap().unwrap());
-    assert_eq!(watched.writes_of("journal"), 0);
+    assert_eq!(watched.writes_of("inlock-journal"), 0);
     let mut model = HashMap::new();
     for block in 0..8000 {
         device.write(block, &fill(block, 7, BLOCK), &[]).unwrap();
         model.insert(block, 7);
     }
-    assert_eq!(watched.writes_of("journal"), 0);
+    assert_eq!(watched.writes_of("inlock-journal"), 0);
     let own = std::thread::current().name().unwrap().to_owned();
     assert!(watched.writes_of(&own) > 0);
     check(&device, &model);
     let again = JournalWriter::start(Arc::clone(&device)).unwrap();
     assert!(again.is_some(), "the place of the first one is free");
-    while watched.writes_of("journal") == 0 {
+    while watched.writes_of("inlock-journal") == 0 {
         device.write(0, &fill(0, 8, BLOCK), &[]).unwrap();
     }
     model.insert(0, 8);

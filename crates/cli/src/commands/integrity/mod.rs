@@ -68,7 +68,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
         "open" => {
             let image = arguments.path()?;
-            let name = arguments.name_or("integrity open requires <device> <name> as arguments.")?;
+            let name = arguments.name_or("integrity open: requires <device> <name> as arguments.")?;
             let args = OpenArgs::of_source(&options, source(&options, image)?, name)?;
             Ok(Prepared::with_status(move || open::run(&args)))
         }

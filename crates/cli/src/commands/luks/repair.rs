@@ -32,7 +32,8 @@ fn run(args: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
         error => anyhow::Error::from(error).context(format!("cannot repair {}", path.display())),
     })?;
     if !matches!((args.luks, plan.version()), (Luks::Any, _) | (Luks::One, 1) | (Luks::Two, 2)) {
-        return Err(CliError::NotLuks { path: path.clone(), found: Some(plan.version()) }.into());
+        let found = Some(plan.version());
+        return Err(CliError::NotLuks { path: path.clone(), found, can_be_plain: false }.into());
     }
     let asks = terminal::stdin_is_terminal() && !batch;
     let erases = plan.repairs().iter().any(inlock_volume::Repair::is_erasure);

@@ -41,7 +41,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         _ => (1, 1, "<name>"),
     };
     if !(least..=most).contains(&arguments.count()) {
-        return Err(CliError::usage(format!("{command}: requires {usage} as arguments.")));
+        return Err(CliError::usage(format!("verity {command}: requires {usage} as arguments.")));
     }
     match command.as_str() {
         "format" => {
@@ -55,12 +55,12 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
         "table" => {
             let (data, hash) = (arguments.path()?, arguments.path()?);
-            let args = verity_args(&options, hash, &mut arguments)?;
-            Ok(Prepared::new(move || table::run(&data, &args)))
+            let (args, json) = (verity_args(&options, hash, &mut arguments)?, options.json);
+            Ok(Prepared::new(move || table::run(&data, &args, json)))
         }
         "open" => {
             let data = arguments.path()?;
-            let name = arguments.name_or("open: requires <data_device> <name> <hash_device> as arguments.")?;
+            let name = arguments.name_or("verity open: requires <data_device> <name> <hash_device> as arguments.")?;
             let (options, source) = source(options, data, &mut arguments)?;
             let args = OpenArgs::of_source(&options, source, name)?;
             Ok(Prepared::with_status(move || open::run(&args)))
@@ -94,7 +94,7 @@ fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]
         "verify" => &[VERITY, &["threads"]],
         "open" => &[VERITY, ON_FAULT, ATTACH, &["foreground"]],
         "serve" => &[VERITY, ON_FAULT, serve::SERVE],
-        "table" => &[VERITY, ON_FAULT],
+        "table" => &[VERITY, ON_FAULT, &["json"]],
         "dump" => &[&["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
         "status" => &[&["json"]],
         "close" => &[&["deferred"]],

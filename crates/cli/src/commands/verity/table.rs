@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use inlock_volume::table::ShowKeys;
+use inlock_volume::table::{AnyTable, ShowKeys};
 
-use crate::ui::print::{print, warn};
+use crate::commands::table::print_table;
+use crate::ui::print::warn;
 use crate::volume::device::OpenMode;
 use crate::volume::info::resolved;
 use crate::volume::verity::{FecDevice, VerityArgs, VerityDevices};
 use crate::volume::verity_table::of_volume;
 
-pub(super) fn run(data: &Path, args: &VerityArgs) -> anyhow::Result<()> {
+pub(super) fn run(data: &Path, args: &VerityArgs, json: bool) -> anyhow::Result<()> {
     let devices = VerityDevices::open(data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
     let opening = args.load(&devices)?;
     let own = devices.fec().filter(|_| matches!(devices.fec, Some(FecDevice::Own(_))));
@@ -24,5 +25,5 @@ pub(super) fn run(data: &Path, args: &VerityArgs) -> anyhow::Result<()> {
         let len = table.verity.data_block_size;
         warn(format_args!("the Linux kernel would refuse the line: data blocks of {len} bytes exceed its page"));
     }
-    print(&**table.to_text(ShowKeys::No))
+    print_table(&AnyTable::Verity(Box::new(table)), ShowKeys::No, json)
 }
