@@ -3,7 +3,6 @@
 use super::*;
 use crate::Hash;
 use crate::stopped::STEP;
-use crate::testing::guarded::{Guarded, Place};
 use crate::testing::{noise, unhex};
 
 /// RFC 7914, section 11.

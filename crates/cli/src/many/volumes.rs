@@ -31,8 +31,10 @@ use crate::volume::unlocked::LockedStores;
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the handshakes of the server.
 const MAX_WAITING: usize = 16;
-/// Volumes that are closed at the same time.
+/// Volumes that are closed at the same time by a command, by loading the file, or when the server stops.
 const CLOSING_AT_ONCE: usize = 32;
+/// Threads that close idle volumes.
+const IDLE_CLOSERS: usize = 32;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,6 +51,8 @@ pub(crate) struct Volumes {
     /// Clients at rest.
     parking: Parking,
     freed: Mutex<FreedMemory>,
+    /// Threads that close idle volumes.
+    idle_closers: Arc<AtomicUsize>,
 }
 
 /// Memory of volumes that were closed.
@@ -122,7 +126,15 @@ impl Volumes {
         let entries = volumes.into_iter().map(|(name, config)| (name.clone(), Entry::new(name, config, false)));
         let state = State { default, idle_timeout, entries: entries.collect() };
         let parking = Parking::start()?;
-        Ok(Self { file, state: Mutex::new(state), tls, changing: Mutex::default(), parking, freed: Mutex::default() })
+        Ok(Self {
+            file,
+            state: Mutex::new(state),
+            tls,
+            changing: Mutex::default(),
+            parking,
+            freed: Mutex::default(),
+            idle_closers: Arc::default(),
+        })
     }
 
     /// Returns the options of TLS.
@@ -242,30 +254,47 @@ impl Volumes {
         }
     }
 
-    /// Closes volumes that have been idle for long enough, or whose workers have failed. To be called about once a
-    /// second.
+    /// Closes volumes that have been idle for long enough, or whose workers have failed, on threads of their own: a
+    /// store that does not answer delays neither the other volumes nor the caller. To be called about once a second.
     pub(crate) fn close_idle(&self) {
         let now = Instant::now();
         let mut open = 0;
+        let mut due = Vec::new();
         for entry in self.entries() {
             let mut state = lock(&entry.state);
-            let timeout = state.config.idle_timeout;
             let Stage::Open(running) = &mut state.stage else { continue };
             open += 1;
             running.report_start_failure(&entry.name);
-            if running.server.clients() > 0 {
-                running.idle_since = None;
-            }
-            let since = match running.server.clients() {
-                0 => *running.idle_since.get_or_insert(now),
-                _ => now,
-            };
-            if !running.server.is_healthy() || timeout.is_some_and(|timeout| now - since >= timeout) {
-                // A failure was reported.
-                let _ = entry.end(state);
+            if state.is_due(now) {
+                due.push(Arc::clone(&entry));
             }
         }
+        self.close_due(due);
         self.release_memory(open);
+    }
+
+    /// Starts threads that close these volumes. Those for which there is no thread are closed in a later call.
+    fn close_due(&self, due: Vec<Arc<Entry>>) {
+        let count = due.len();
+        let due = Arc::new(Mutex::new(due));
+        for _ in 0..count {
+            if self.idle_closers.fetch_add(1, Ordering::AcqRel) >= IDLE_CLOSERS {
+                self.idle_closers.fetch_sub(1, Ordering::AcqRel);
+                return;
+            }
+            let (due, closers) = (Arc::clone(&due), Arc::clone(&self.idle_closers));
+            let closer = move || {
+                let next = || lock(&due).pop();
+                while let Some(entry) = next() {
+                    entry.close_if_due();
+                }
+                closers.fetch_sub(1, Ordering::AcqRel);
+            };
+            if std::thread::Builder::new().name("inlock-close".to_owned()).spawn(closer).is_err() {
+                self.idle_closers.fetch_sub(1, Ordering::AcqRel);
+                return;
+            }
+        }
     }
 
     /// Gives memory of volumes that were closed back to the system, when no more are being closed.
@@ -354,6 +383,23 @@ enum Change {
     ToClose,
     /// The volume is being removed; another one takes its place.
     Removed,
+}
+
+impl EntryState {
+    /// Returns whether the volume is open and to be closed: it has been idle for long enough, or its workers have
+    /// failed.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let timeout = self.config.idle_timeout;
+        let Stage::Open(running) = &mut self.stage else { return false };
+        if running.server.clients() > 0 {
+            running.idle_since = None;
+        }
+        let since = match running.server.clients() {
+            0 => *running.idle_since.get_or_insert(now),
+            _ => now,
+        };
+        !running.server.is_healthy() || timeout.is_some_and(|timeout| now.saturating_duration_since(since) >= timeout)
+    }
 }
 
 impl Entry {
@@ -456,6 +502,15 @@ impl Entry {
         }
         state.is_removed = true;
         Ok(())
+    }
+
+    /// Closes the volume if it is idle still. Blocks.
+    fn close_if_due(&self) {
+        let mut state = lock(&self.state);
+        if state.is_due(Instant::now()) {
+            // A failure was reported, and is that of the next command.
+            let _ = self.end(state);
+        }
     }
 
     /// Closes the volume, or waits until another thread has. Blocks.

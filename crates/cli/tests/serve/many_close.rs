@@ -74,8 +74,8 @@ const WAYS: [Way; 5] = [Way::Idle, Way::Parked, Way::Forced, Way::Asking, Way::C
 fn write_and_read(client: &mut Connection, random: &mut Random) {
     for len in [512, 5000, 300_000] {
         let data = random.bytes(len);
-        client.write(1000, &data).unwrap();
-        assert!(client.read(1000, len).unwrap() == data);
+        client.write(1000, &data).expect("a reply");
+        assert!(client.read(1000, len).expect("a reply") == data);
     }
 }
 
@@ -169,6 +169,30 @@ fn close_that_fails_on_one_thread_is_reported_on_all() {
     second.join().unwrap().fails(1, &["Volume v is removed, but its last writes may be lost"]);
     assert!(many.client("v").is_err(), "a removed volume is there");
     many.client("other").unwrap().read(0, 512).unwrap();
+    many.stop();
+}
+
+#[test]
+fn idle_volume_that_cannot_be_closed_delays_no_other() {
+    let dir = Dir::new();
+    let idle = "type = \"raw\"\nidle-timeout = 1";
+    let others = ["a", "b"].map(|name| volume(name, &dir.image(name, 1), idle)).concat();
+    let (store, uri) = Store::start(&dir);
+    let many = Many::start(dir, &format!("{others}{}", volume("v", &uri, idle)));
+    let mut client = many.client("v").unwrap();
+    client.write(0, &[1; 4096]).unwrap();
+    store.signal(Signal::STOP);
+    client.disconnect().unwrap();
+    // The flush at the end waits for the server of the image.
+    many.wait_until("v", "state", "closing");
+    for name in ["a", "b"] {
+        many.client(name).unwrap().disconnect().unwrap();
+        many.wait_until(name, "state", "closed");
+        assert_eq!(many.listed("v")["state"], "closing");
+    }
+    store.signal(Signal::CONT);
+    many.wait_until("v", "state", "closed");
+    count("volumes that are closed while another one hangs", 2);
     many.stop();
 }
 

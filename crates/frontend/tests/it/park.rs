@@ -27,7 +27,7 @@ impl Catalog for One {
     }
 
     fn open(&self, _name: &str) -> Result<Lease, Unavailable> {
-        let server = self.0.lock().unwrap();
+        let server = self.0.lock().expect("a result");
         server.as_ref().and_then(|server| server.lease()).ok_or(Unavailable::Refused)
     }
 }
