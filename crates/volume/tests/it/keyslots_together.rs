@@ -153,15 +153,15 @@ fn broken_keyslots_hide_no_other_and_the_first_error_is_reported() {
     assert!(matches!(opened(&device, "none"), Err(UnlockError::UnsupportedHash { .. })), "it is tried first");
 }
 
-/// All derivations but the first take minutes.
+/// The derivations of the last keyslots take minutes.
 #[test]
 fn keyslot_that_opens_stops_the_derivations_behind_it() {
     let slots: Vec<Slot> = ["zero", "one", "two", "three"].map(|name| (name, Some((Hash::Sha256, 1000)))).to_vec();
     let device = volume(1, &slots);
-    for number in 1..4 {
+    for number in 2..4 {
         device.write_all_at(&900_000_000_u32.to_be_bytes(), 208 + 48 * number + 4).unwrap();
     }
-    assert_eq!(opened(&device, "zero").unwrap(), 0);
+    assert_eq!(opened(&device, "one").unwrap(), 1);
 }
 
 /// A device that counts how many threads read key material from it.
