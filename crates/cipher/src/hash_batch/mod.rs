@@ -47,11 +47,11 @@ impl HashKernel {
             (CpuLimit::Vaes512, Avx512::detect().map(Self::Avx512)),
         ];
         let allowed = known.into_iter().filter(|(needs, _)| *needs <= limit);
-        allowed.filter_map(|(_, kernel)| kernel).filter(|kernel| kernel.has(hash)).collect()
+        allowed.filter_map(|(_, kernel)| kernel).filter(|kernel| kernel.can_compute(hash)).collect()
     }
 
     /// Whether the kernel can compute `hash`.
-    fn has(self, hash: Hash) -> bool {
+    fn can_compute(self, hash: Hash) -> bool {
         match self {
             Self::Portable => true,
             Self::Sha2x(_) | Self::Sha4x(_) => hash == Hash::Sha256,
@@ -140,7 +140,7 @@ impl HashBatch {
     /// Panics if the prefix or the suffix is longer than 256 bytes, or if the kernel is none of `hash`.
     pub fn new_on(kernel: HashKernel, hash: Hash, prefix: &[u8], suffix: &[u8]) -> Self {
         assert!(prefix.len() <= MAX_EDGE && suffix.len() <= MAX_EDGE, "prefix and suffix have at most 256 bytes");
-        assert!(kernel.has(hash), "{kernel:?} is a kernel of {hash}");
+        assert!(kernel.can_compute(hash), "{kernel:?} is a kernel of {hash}");
         let implementation = match hash {
             Hash::Sha256 => Implementation::Sha256(after_blocks(Sha256, prefix)),
             Hash::Sha384 => Implementation::Sha512(after_blocks(Sha512::Bits384, prefix)),
