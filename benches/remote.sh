@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Throughput of a volume on an export of an NBD server, in turn: server -> client, server -> Inlock -> client, and server
-# -> qemu-nbd with its LUKS driver -> client; and of what only passes the bytes on: server -> Inlock without encryption ->
-# client, server -> nbdkit with its plugin for NBD -> client. Usage: benches/remote.sh [ROUNDS] [SECONDS]
+# Throughput of a volume on an export of an NBD server, in turn: server -> client, server -> Inlock -> client, and
+# server -> qemu-nbd with its LUKS driver -> client; and of what only passes the bytes on: server -> Inlock without
+# encryption -> client, server -> nbdkit with its plugin for NBD -> client. Usage: benches/remote.sh [ROUNDS] [SECONDS]
 set -euo pipefail
 
 rounds=${1:-5}

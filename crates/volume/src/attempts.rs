@@ -1,6 +1,6 @@
 //! Trying keyslots with a passphrase: in their order, and several at a time if their keys are derived with PBKDF2.
 //!
-//! PBKDF2 of one keyslot keeps one CPU busy, whatever the machine has. So keyslots that follow each other in the order
+//! PBKDF2 of one keyslot keeps one CPU busy, however many there are. So keyslots that follow each other in the order
 //! of trial are tried on as many threads as there are CPUs, when the first keyslot of all has not opened. Argon2 has
 //! threads of its own and takes memory, so such a keyslot is tried alone.
 //!
@@ -193,7 +193,7 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Whether a keyslot before this one has opened, so that the outcome does not matter any more.
+    /// Whether a keyslot before this one has opened, so that the outcome no longer matters.
     pub(crate) fn is_over(&self) -> bool {
         self.opened.load(Ordering::Relaxed) < self.position
     }

@@ -61,7 +61,7 @@ fn digest_of<D: Digest>(parts: &[&[u8]]) -> Zeroizing<[u8; Hash::MAX_LEN]> {
 
 /// Computes PBKDF2 with the HMAC `M`, one block of the key after the other.
 ///
-/// The `pbkdf2` crate does the same, but cannot be stopped, and leaves digests behind. It is the reference of the tests.
+/// The `pbkdf2` crate does the same, but cannot be stopped, and leaves digests behind. The tests compare with it.
 fn pbkdf2_of<M: KeyInit + Update + FixedOutput + Clone>(
     passphrase: &[u8],
     salt: &[u8],

@@ -1,6 +1,8 @@
 //! Digests of many messages of the same length.
 
 #[cfg(test)]
+mod hmac_tests;
+#[cfg(test)]
 mod tests;
 
 use crate::blake2b::{self, Blake2b};

@@ -62,3 +62,17 @@ impl HashKernel {
         if matches!(self, Self::Sha2x(_) | Self::Sha4x(_)) { lanes.min(count) } else { lanes }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_and_two_messages_of_wide_words_are_for_the_library() {
+        let vectors = [isa::Avx2::detect().map(HashKernel::Avx2), isa::Avx512::detect().map(HashKernel::Avx512)];
+        for kernel in vectors.into_iter().flatten() {
+            assert_eq!([1, 2].map(|count| kernel.narrowed(8, count)), [HashKernel::Portable; 2]);
+            assert_eq!([3, 4, 8, 64].map(|count| kernel.narrowed(8, count)), [kernel; 4]);
+        }
+    }
+}

@@ -5,8 +5,6 @@
 
 mod hmac;
 mod kernel;
-#[cfg(test)]
-mod tests;
 
 pub(crate) use hmac::HmacBatch;
 pub use kernel::HashKernel;

@@ -71,7 +71,7 @@ const ACTIONS: &[&str] = &[
 /// Types of volumes of cryptsetup that Inlock does not open.
 const TYPES: &[&str] = &["bitlk", "fvault2", "loopaes", "tcrypt"];
 
-/// Hint for whatever works with cryptsetup alone.
+/// Hint for what works with cryptsetup alone.
 pub(super) const HINT: &str = "use cryptsetup on the same image; the format is the same";
 
 /// Returns why Inlock does not have an option of cryptsetup, `--NAME` or `-X`. `None`: cryptsetup has no such option.

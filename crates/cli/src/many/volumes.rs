@@ -88,7 +88,7 @@ pub(super) struct EntryState {
     pub(super) is_added: bool,
     /// It was removed, or the server stops.
     pub(super) is_removed: bool,
-    /// Failure of the last closing, whichever thread it ran on: writes may be lost. A volume that is opened again
+    /// Failure of the last closing, on any thread: writes may be lost. A volume that is opened again
     /// forgets it.
     close_failure: Option<String>,
 }

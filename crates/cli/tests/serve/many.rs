@@ -332,7 +332,7 @@ fn replies_have_the_form_that_was_negotiated() {
 #[test]
 fn open_idle_volumes_are_small() {
     const NUMBER: u64 = 200;
-    /// Most of it comes once, whatever the number of volumes.
+    /// Most of it comes once, with any number of volumes.
     const CLOSED_KIB: u64 = 20;
     let dir = Dir::new();
     let key = dir.file("key", &noise(32));

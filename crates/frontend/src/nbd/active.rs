@@ -5,6 +5,8 @@
 //! as their payload arrives. A read that must be answered in one chunk, and that the mapping splits, is gathered in a
 //! second buffer. Nothing here knows the session: it lends its [`Output`] and its [`Memory`].
 
+mod pending_write;
+
 use super::block_status::{MAX_EXTENTS, put_block_status};
 use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
@@ -21,6 +23,8 @@ use inlock_engine::{Buffer, BufferPool, Device, Errno, MappedRange, Mapping, Req
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+pub(super) use pending_write::PendingWrite;
 
 /// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
 /// sessions begin theirs in between.
@@ -167,49 +171,6 @@ impl MinBlockedLen {
 
     fn is_behind(&self, holds_none: bool, len: u64) -> bool {
         len >= if holds_none { self.without_memory } else { self.any }
-    }
-}
-
-/// Piece of a write whose payload is arriving. Its buffer is with the session or in the ring.
-pub(super) struct PendingWrite {
-    /// Number of the active request.
-    pub(super) request: u32,
-    mapped: MappedRange,
-    spare: Option<Buffer>,
-    /// Bytes of [`MappedRange::requested`] that have arrived.
-    filled: usize,
-    /// When the piece got its buffer.
-    pub(super) since: Instant,
-}
-
-impl PendingWrite {
-    /// Copies payload from the front of `input` into the buffer of the piece, and returns its length.
-    pub(super) fn copy_payload(&mut self, input: &[u8], buffer: &mut Buffer) -> usize {
-        let missing = &mut buffer.data_mut()[self.missing()];
-        let len = missing.len().min(input.len());
-        missing[..len].copy_from_slice(&input[..len]);
-        self.filled += len;
-        len
-    }
-
-    /// Range of the buffer's data that has not arrived.
-    pub(super) fn missing(&self) -> std::ops::Range<usize> {
-        let requested = self.mapped.requested();
-        requested.start + self.filled..requested.end
-    }
-
-    /// Takes note of `len` bytes that were received into the buffer.
-    pub(super) fn on_received(&mut self, len: usize) {
-        self.filled += len;
-    }
-
-    pub(super) fn is_whole(&self) -> bool {
-        self.filled == self.mapped.len
-    }
-
-    /// Takes the second buffer, to return it.
-    pub(super) fn take_spare(&mut self) -> Option<Buffer> {
-        self.spare.take()
     }
 }
 

@@ -48,7 +48,7 @@ enum Input {
     Closed(Option<Negotiation>),
 }
 
-/// What follows a payload that is skipped.
+/// End of a payload that is skipped.
 enum AfterSkip {
     /// The reply to a command that was refused.
     Reply(Head),

@@ -41,7 +41,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         _ => (1, 1, "<name>"),
     };
     if !(least..=most).contains(&arguments.count()) {
-        return Err(CliError::usage(format!("verity {command}: requires {usage} as arguments.")));
+        let action = format!("verity {command}");
+        return Err(CliError::usage(format!("{action}: requires {usage} as arguments.")));
     }
     match command.as_str() {
         "format" => {

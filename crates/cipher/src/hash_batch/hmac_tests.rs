@@ -1,10 +1,10 @@
 //! HMAC: known answers on every kernel, and comparison with the `hmac` crate.
 
-use super::*;
-use crate::Hash;
+use crate::messages::HmacBatch;
 use crate::sha256::Sha256;
 use crate::sha512::Sha512;
 use crate::testing::{noise, unhex};
+use crate::{Hash, HashKernel};
 use ::hmac::{Hmac, KeyInit, Mac};
 
 const HASHES: [Hash; 2] = [Hash::Sha256, Hash::Sha512];
@@ -129,12 +129,4 @@ fn every_kernel_computes_the_hmac_of_the_crate() {
         }
     }
     println!("COUNT hmac_tags {compared}");
-}
-
-#[test]
-fn one_and_two_messages_of_wide_words_are_for_the_library() {
-    for kernel in HashKernel::available(Hash::Sha512) {
-        assert_eq!([1, 2].map(|count| kernel.narrowed(8, count)), [HashKernel::Portable; 2]);
-        assert_eq!([3, 4, 8, 64].map(|count| kernel.narrowed(8, count)), [kernel; 4]);
-    }
 }
