@@ -36,7 +36,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["luksReencrypt", "IMAGE"], "luksReencrypt is not available in this version.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "bitlk"], "Unrecognized metadata device type bitlk.\nhint: use cryptsetup"),
-    (&["open", "IMAGE", "name", "-M", "x"], "Unrecognized metadata device type x.\nhint: run `inlock --help`"),
+    (&["open", "IMAGE", "name", "-M", "x"], "Unrecognized metadata device type x.\nhint: run `inlock open --help`"),
     (&["luksDump"], "luksDump: requires <image> as arguments"),
     (&["create"], "create: requires <name> <source> as arguments."),
     (&["create", "name"], "create: requires <name> <source> as arguments."),

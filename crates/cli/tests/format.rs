@@ -139,7 +139,7 @@ fn header_file_is_removed_if_format_fails() {
     };
     format(b"", &[]).fails(1, &["Nothing to read"]);
     assert!(!dir.path("header").exists());
-    format(b"secret", &["--uuid", "x"]).fails(1, &["uuid"]);
+    format(b"secret", &["--uuid", "x"]).fails(1, &["Wrong LUKS UUID format"]);
     assert!(!dir.path("header").exists());
     call_with(b"secret", ["luksFormat", "-q", &data, "--header", &data].iter().chain(&FAST))
         .fails(1, &["the device itself"]);

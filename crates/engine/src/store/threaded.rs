@@ -340,7 +340,9 @@ mod tests {
                     scope.spawn(move || assert_eq!(write_at(store, &[round], number, false), Ok(1)));
                 }
             });
-            let (running, handles) = (store.shared.queue().running, store.shared.queue().threads.len());
+            let queue = store.shared.queue();
+            let (running, handles) = (queue.running, queue.threads.len());
+            drop(queue);
             assert!(running <= THREADS && handles <= 2 * THREADS, "{running} threads, {handles} of them not forgotten");
         }
     }
