@@ -17,8 +17,8 @@ pub fn map_large_allocations() {
     }
 }
 
-/// Gives pages of freed memory back to the system. glibc keeps them wherever a small allocation lies behind them, in the
-/// heap of each thread. Does nothing with other allocators. Takes some milliseconds if there is much.
+/// Gives pages of freed memory back to the system. glibc keeps them wherever a small allocation lies behind them, in
+/// the heap of each thread. Does nothing with other allocators. Takes some milliseconds if there is much.
 pub fn release_freed_pages() {
     // SAFETY: the function takes no pointer and locks the heaps that it looks at; memory in use stays as it is.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

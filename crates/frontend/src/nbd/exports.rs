@@ -191,8 +191,8 @@ impl ExportServer {
     }
 
     /// Answers the requests that were read, disconnects the clients, and puts everything that was written on stable
-    /// storage, as [`Server::stop`](super::server::Server::stop) does. Blocks. After that only this value has the device,
-    /// no thread and no client in its handshake.
+    /// storage, as [`Server::stop`](super::server::Server::stop) does. Blocks. After that only this value has the
+    /// device, no thread and no client in its handshake.
     ///
     /// # Errors
     /// A worker has failed, or the final flush fails.
