@@ -53,7 +53,7 @@ impl Algorithm<BLOCK_LEN> for Blake2b {
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = (states, blocks, position);
+        let _ = (states, blocks, position.before, position.end);
         unreachable!("{kernel:?} has no {N} lanes of BLAKE2b");
     }
 

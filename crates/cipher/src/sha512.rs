@@ -71,6 +71,8 @@ impl Algorithm<BLOCK_LEN> for Sha512 {
                 _ => {}
             }
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = kernel;
         states.iter_mut().zip(blocks).for_each(|(state, blocks)| compress512(state, blocks));
     }
 

@@ -81,6 +81,8 @@ fn compress<const N: usize>(kernel: HashKernel, states: &mut [State; N], blocks:
             HashKernel::Portable => {}
         }
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = kernel;
     states.iter_mut().zip(blocks).for_each(|(state, blocks)| compress256(state, blocks));
 }
 
