@@ -58,7 +58,7 @@ pub(crate) struct Volumes {
 /// Memory of volumes that were closed.
 #[derive(Default)]
 struct FreedMemory {
-    /// Volumes that were open when this was last looked at.
+    /// Volumes that were open, or being closed, when this was last looked at.
     open: usize,
     /// Volumes were closed, and their memory was not given back to the system.
     is_kept: bool,
@@ -262,11 +262,17 @@ impl Volumes {
         let mut due = Vec::new();
         for entry in self.entries() {
             let mut state = lock(&entry.state);
+            // The memory of one that is being closed is not free yet.
+            open += usize::from(matches!(state.stage, Stage::Open(_) | Stage::Closing));
             let Stage::Open(running) = &mut state.stage else { continue };
-            open += 1;
-            running.report_start_failure(&entry.name);
+            let report = running.start_failure_report(&entry.name);
             if state.is_due(now) {
                 due.push(Arc::clone(&entry));
+            }
+            // Standard error may block.
+            drop(state);
+            if let Some(report) = report {
+                print_stderr(format_args!("{report}"));
             }
         }
         self.close_due(due);
@@ -603,17 +609,17 @@ impl Running {
         Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None, is_start_failure_reported: false })
     }
 
-    /// Reports that a worker cannot start, and that it runs again.
-    fn report_start_failure(&mut self, name: &str) {
+    /// Returns what is to be reported: that a worker cannot start, or that it runs again.
+    fn start_failure_report(&mut self, name: &str) -> Option<String> {
         let failure = self.server.start_failure();
         if failure.is_some() == self.is_start_failure_reported {
-            return;
+            return None;
         }
         self.is_start_failure_reported = failure.is_some();
-        match failure {
-            Some(cause) => print_stderr(format_args!("inlock: volume {name}: {cause}; its clients wait")),
-            None => print_stderr(format_args!("inlock: volume {name}: its clients are served again")),
-        }
+        Some(match failure {
+            Some(cause) => format!("inlock: volume {name}: {cause}; its clients wait"),
+            None => format!("inlock: volume {name}: its clients are served again"),
+        })
     }
 
     /// Answers what was read, disconnects its clients, flushes, and wipes its keys.

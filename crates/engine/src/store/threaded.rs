@@ -179,11 +179,14 @@ impl Shared {
     /// Fails what waits for too long, until the store is dropped. The queue is in the order of arrival, so that nothing
     /// has to wake this thread: what arrives while it sleeps has its limit later.
     fn expire(&self, limit: Duration) {
+        // A sync that fails makes all later ones fail, so it stays: the next free thread finds it in front.
+        let is_limited = |waiting: &Waiting| !matches!(waiting.pending.operation(), AsyncOperation::Sync);
         let mut queue = self.queue();
         while !queue.is_ended {
-            let rest = queue.waiting.front().map_or(limit, |first| limit.saturating_sub(first.since.elapsed()));
+            let first = queue.waiting.iter().position(is_limited);
+            let rest = first.map_or(limit, |at| limit.saturating_sub(queue.waiting[at].since.elapsed()));
             if rest.is_zero() {
-                let late = queue.waiting.pop_front();
+                let late = first.and_then(|at| queue.waiting.remove(at));
                 drop(queue);
                 // What is dropped has failed.
                 drop(late);

@@ -156,16 +156,20 @@ fn operation_that_waits_for_a_thread_fails_in_time() {
         while *stuck.begun.lock().unwrap() < 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
+        // A sync that failed would make all later ones fail.
+        let sync = scope.spawn(move || asynchronous::sync(store));
         let late = [3, 4].map(|byte| scope.spawn(move || write(byte)));
         assert_eq!(late.map(|late| late.join().unwrap()), [Err(Errno::IO); 2]);
-        assert_eq!(asynchronous::sync(store), Err(Errno::IO), "the limit is one for each operation");
+        assert_eq!(write(6), Err(Errno::IO), "the limit is one for each operation");
+        assert!(!sync.is_finished(), "a sync does not wait for a thread");
         *stuck.is_free.lock().unwrap() = true;
         stuck.changed.notify_all();
         assert_eq!(begun.map(|begun| begun.join().unwrap()), [Ok(512); 2]);
+        assert_eq!(sync.join().unwrap(), Ok(()));
         assert_eq!(write(5), Ok(512));
     });
-    let written: Vec<u8> = stuck.memory.contents()[..6 * 512].iter().step_by(512).copied().collect();
-    assert_eq!(written, [0, 1, 2, 0, 0, 5]);
+    let written: Vec<u8> = stuck.memory.contents()[..7 * 512].iter().step_by(512).copied().collect();
+    assert_eq!(written, [0, 1, 2, 0, 0, 5, 0]);
 }
 
 #[test]

@@ -408,7 +408,11 @@ impl ActiveTable {
         let error = if kind == command::READ { NbdError::Inval } else { NbdError::NoSpace };
         request.error.get_or_insert(error);
         match kind {
-            command::WRITE => return Attempt::Skip { rest: request.rest().1 },
+            command::WRITE => {
+                // Its client may take any time for the rest: others do not wait for that.
+                request.charge = None;
+                return Attempt::Skip { rest: request.rest().1 };
+            }
             command::READ if owner.style == ReplyStyle::Simple && begun > 0 => return Attempt::Disconnect,
             _ => {}
         }
