@@ -1,7 +1,8 @@
 //! `cargo xtask cross`: type-checks the shipped crates for other CPUs.
 //!
 //! A target of rustup is used if it is installed. Otherwise Debian's compiler and the source of the library are
-//! unpacked in `target/cross`, without installing them, and the library is built once for each target.
+//! unpacked in `target/cross`, without installing them, and the library is built once for each target. A dependency
+//! (`ring`) compiles C, which needs Debian's packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and libc6-dev-i386.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -327,7 +327,7 @@ impl Kernel {
             kernels.extend(x86_64::Avx512::detect().filter(|_| limit >= CpuLimit::Vaes512).map(Self::Avx512));
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = limit;
+        let _ = (limit, &mut kernels);
         kernels
     }
 }
