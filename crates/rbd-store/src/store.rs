@@ -218,9 +218,9 @@ impl Shared {
         let _ = rustix::io::write(self.operations.events(), &1u64.to_ne_bytes());
     }
 
-    /// Takes completions until the store is closed and nothing is in flight.
+    /// Takes completions until the store is closed and nothing is in flight. An operation that was given up counts
+    /// until librbd completes it: the image stays open and locked until then, and is closed afterwards.
     fn run(&self) {
-        let mut closing_since = None;
         loop {
             let timeout = Timespec { tv_sec: INTERVAL.as_secs() as i64, tv_nsec: 0 };
             // A failed wait is one without an event.
@@ -234,11 +234,8 @@ impl Shared {
                 // A write that is carried out later could overwrite a newer one.
                 self.lose(LATE);
             }
-            if self.is_closing.load(Ordering::Acquire) {
-                let since = *closing_since.get_or_insert(now);
-                if self.operations.is_empty() || self.is_gone() || now - since > self.limit {
-                    return;
-                }
+            if self.is_closing.load(Ordering::Acquire) && self.operations.is_empty() {
+                return;
             }
         }
     }
@@ -508,7 +505,7 @@ impl Drop for RbdStore {
             }
         }
         self.queries = None;
-        // A cluster that does not answer keeps the threads, which end with the process.
+        // A cluster that does not answer keeps the threads, which end with its answer or with the process.
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = ended.recv_timeout(limit);
     }

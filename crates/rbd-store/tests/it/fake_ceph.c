@@ -459,10 +459,11 @@ static void *carry_out(void *argument)
     if (c->kind == 'w' && c->result >= 0)
         memcpy(i->data + c->offset, c->memory, c->len);
     i->done[i->tail++ % MAX_DONE] = c;
-    pthread_mutex_unlock(&i->lock);
     uint64_t one = 1;
+    // With the lock: the image may be closed as soon as the completion was taken.
     if (write(i->fd, &one, sizeof one) < 0)
         abort();
+    pthread_mutex_unlock(&i->lock);
     return NULL;
 }
 

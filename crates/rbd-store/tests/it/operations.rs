@@ -224,10 +224,12 @@ fn aborted_store_fails_what_waits_and_keeps_its_memory() {
     drop(store);
 }
 
+/// As long as the image is open, no other store of this process gets its lock.
 #[test]
-fn image_with_operations_in_flight_is_never_closed() {
+fn image_is_closed_when_the_last_operation_that_was_given_up_ends() {
     let log = Log::new();
-    let name = format!(":fake_hold={}{}", log.path("never").display(), log.instruction());
+    let hold = log.path("go");
+    let name = format!(":fake_hold={}{}", hold.display(), log.instruction());
     let store = Arc::new(open(&name).unwrap());
     let other = Arc::clone(&store);
     let waiting = std::thread::spawn(move || other.read_at(&mut [0; BLOCK], 0));
@@ -238,6 +240,11 @@ fn image_with_operations_in_flight_is_never_closed() {
     assert_eq!(waiting.join().unwrap(), Err(Errno::IO));
     drop(store);
     assert!(!log.lines().contains(&"close".to_owned()), "{:?}", log.lines());
+    std::fs::write(&hold, b"").unwrap();
+    while log.lines().last().is_none_or(|line| line != "shutdown") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(log.lines()[log.lines().len() - 3..], ["close", "destroy", "shutdown"]);
 }
 
 #[test]
