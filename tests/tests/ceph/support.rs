@@ -179,7 +179,9 @@ impl Cluster {
     pub(crate) fn export(&self, device: &str) -> Result<Vec<u8>> {
         let file = self.own.path().join(unique("export"));
         let key = self.key.to_str().context("a text")?;
-        self.works(&["export", device, file.to_str().context("a text")?, "-d", key])?;
+        // A cluster whose daemon was killed may take longer than the default.
+        let patience = ["--connect-timeout", "60"];
+        self.works(&[&["export", device, file.to_str().context("a text")?, "-d", key][..], &patience].concat())?;
         Ok(std::fs::read(file)?)
     }
 }
