@@ -72,7 +72,7 @@ fn row(files: Files) -> Option<Value> {
     };
     Some(json!({
         "name": info.name, "state": state, "type": info.kind, "via": info.via, "endpoint": info.endpoint(),
-        "place": info.endpoint(), "errors": errors, "device": info.device, "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid,
-        "started": info.started,
+        "place": info.endpoint(), "errors": errors, "device": info.device,
+        "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid, "started": info.started,
     }))
 }

@@ -265,6 +265,7 @@ impl Volumes {
             // The memory of one that is being closed is not free yet.
             open += usize::from(matches!(state.stage, Stage::Open(_) | Stage::Closing));
             let Stage::Open(running) = &mut state.stage else { continue };
+            running.note_clients(now);
             let report = running.start_failure_report(&entry.name);
             if state.is_due(now) {
                 due.push(Arc::clone(&entry));
@@ -394,17 +395,12 @@ enum Change {
 impl EntryState {
     /// Returns whether the volume is open and to be closed: it has been idle for long enough, or its workers have
     /// failed.
-    fn is_due(&mut self, now: Instant) -> bool {
-        let timeout = self.config.idle_timeout;
-        let Stage::Open(running) = &mut self.stage else { return false };
-        if running.server.clients() > 0 {
-            running.idle_since = None;
-        }
-        let since = match running.server.clients() {
-            0 => *running.idle_since.get_or_insert(now),
-            _ => now,
-        };
-        !running.server.is_healthy() || timeout.is_some_and(|timeout| now.saturating_duration_since(since) >= timeout)
+    fn is_due(&self, now: Instant) -> bool {
+        let Stage::Open(running) = &self.stage else { return false };
+        let idle = running.idle_since.filter(|_| running.server.clients() == 0);
+        let idle = idle.map(|since| now.saturating_duration_since(since));
+        let is_idle_for_long = self.config.idle_timeout.zip(idle).is_some_and(|(timeout, idle)| idle >= timeout);
+        !running.server.is_healthy() || is_idle_for_long
     }
 }
 
@@ -512,7 +508,7 @@ impl Entry {
 
     /// Closes the volume if it is idle still. Blocks.
     fn close_if_due(&self) {
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         if state.is_due(Instant::now()) {
             // A failure was reported, and is that of the next command.
             let _ = self.end(state);
@@ -607,6 +603,15 @@ impl Running {
             ..RuntimeInfo::new(&name, info, &stores.device)
         });
         Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None, is_start_failure_reported: false })
+    }
+
+    /// Notes since when there are no clients.
+    fn note_clients(&mut self, now: Instant) {
+        if self.server.clients() > 0 {
+            self.idle_since = None;
+        } else {
+            self.idle_since.get_or_insert(now);
+        }
     }
 
     /// Returns what is to be reported: that a worker cannot start, or that it runs again.
