@@ -188,7 +188,7 @@ stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_progr
 if wanted unit; then
     # Without them, the tests skip what they are needed for.
     INLOCK_NEW_CRYPTSETUP=$(tests/newest.sh cryptsetup 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=
-    INLOCK_NEW_NBDKIT=$(tests/newest.sh nbdkit 2> "$LOGS/newest-nbdkit.log") || INLOCK_NEW_NBDKIT=
+    [ -n "$INLOCK_NEW_CRYPTSETUP" ] && INLOCK_NEW_NBDKIT=$(tests/newest.sh nbdkit 2> "$LOGS/newest-nbdkit.log") || INLOCK_NEW_NBDKIT=
     export INLOCK_NEW_CRYPTSETUP INLOCK_NEW_NBDKIT
 fi
 stage unit units

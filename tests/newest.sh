@@ -30,6 +30,6 @@ fi
 rm -rf "$root" "$root.ready"
 mkdir -p "$root"
 mirror=${INLOCK_DEBIAN_MIRROR:-http://deb.debian.org/debian}
-debootstrap --variant=minbase --include=cryptsetup-bin,nbdkit sid "$root" "$mirror" > "$target/newest.log" 2>&1
+timeout 300 debootstrap --variant=minbase --include=cryptsetup-bin,nbdkit sid "$root" "$mirror" > "$target/newest.log" 2>&1
 touch "$root.ready"
 print_command "$1"
