@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Throughput and CPU time of images of Ceph RBD behind the same NBD server: without encryption, with a LUKS2 volume of
-# Inlock, and with librbd's own LUKS2 encryption, in turn. Starts a cluster. Usage: benches/rbd.sh [ROUNDS] [SECONDS]
+# Inlock, and with librbd's own LUKS2 encryption, in turn; for writes of 512 bytes also a volume of Inlock with units of
+# 512 bytes, which librbd's LUKS2 does not have. Starts a cluster. Usage: benches/rbd.sh [ROUNDS] [SECONDS]
 set -euo pipefail
 
 rounds=${1:-3}
@@ -22,10 +23,12 @@ real=$(ldconfig -p | awk '$1 == "librbd.so.1" { print $NF; exit }')
 sed 's/librbd\.so\.1\x00/librbd.so.9\x00/g' "$real" > "$dir/lib/librbd.so.9"
 cc -shared -fPIC -O2 -o "$dir/lib/librbd.so.1" "$here/librbd_luks.c" -Wl,--no-as-needed "$dir/lib/librbd.so.9"
 
-for name in raw ours librbd; do
+for name in raw ours short librbd; do
     rbd create --size 272M "rbd/$name"
 done
-"$inlock" luksFormat -q --type luks2 --pbkdf pbkdf2 --pbkdf-force-iterations 1000 rbd:rbd/ours "$dir/key"
+format=(luksFormat -q --type luks2 --pbkdf pbkdf2 --pbkdf-force-iterations 1000)
+"$inlock" "${format[@]}" rbd:rbd/ours "$dir/key"
+"$inlock" "${format[@]}" --sector-size 512 rbd:rbd/short "$dir/key"
 /usr/bin/python3 "$here/../tests/ceph/librbd.py" format librbd luks2 aes-256 secret
 
 plain=(--type plain --cipher cipher_null-ecb --key-size 128 --allow-null-cipher --key-file "$dir/none")
@@ -39,6 +42,7 @@ serve() {
 }
 serve raw "${plain[@]}"
 serve ours --key-file "$dir/key"
+serve short --key-file "$dir/key"
 LD_LIBRARY_PATH=$dir/lib serve librbd "${plain[@]}"
 # Without librbd's header: encrypted indeed.
 [ "$(nbdinfo --size "nbd+unix:///?socket=$dir/librbd")" -eq $((256 << 20)) ]
@@ -56,7 +60,7 @@ measure() {
 }
 
 print_machine
-for name in raw ours librbd; do
+for name in raw ours short librbd; do
     # Every object exists.
     fio --name=fill --ioengine=nbd --uri="nbd+unix:///?socket=$dir/$name" --rw=write --bs=1m --size=256m > /dev/null
 done
@@ -65,6 +69,9 @@ for _ in $(seq "$rounds"); do
         read -r rw block depth <<< "$job"
         echo "$rw $block $(measure raw "$rw" "$block" "$depth") $(measure ours "$rw" "$block" "$depth")" \
             "$(measure librbd "$rw" "$block" "$depth")"
+        [ "$block" != 512 ] ||
+            echo "$rw 512,units-of-512 $(measure raw "$rw" 512 "$depth") $(measure short "$rw" 512 "$depth")" \
+                "$(measure librbd "$rw" 512 "$depth")"
     done
 done > "$dir/results"
 print_end

@@ -7,7 +7,9 @@
 #   tests/ceph/cluster.sh start-osd DIR    starts it again
 #   tests/ceph/cluster.sh stop DIR         ends all daemons; the directory stays
 #
-# Clients find it with CEPH_CONF=DIR/ceph.conf. CEPH_PORT is the first of 100 ports (40700).
+# Clients find it with CEPH_CONF=DIR/ceph.conf. CEPH_PORT is the first of 100 ports (40700). With
+# CEPH_OBJECTSTORE=memstore the storage daemon keeps all in memory, and loses it when it ends: for measurements of
+# clients, which a slower daemon would hide.
 set -euo pipefail
 
 verb=${1-} dir=$(realpath -m "${2:?usage: cluster.sh start|kill-osd|start-osd|stop DIR}") port=${CEPH_PORT:-40700}
@@ -53,7 +55,8 @@ mgr_data = $dir/mgr
 mgr_initial_modules =
 [osd.0]
 osd_data = $dir/osd
-osd_objectstore = bluestore
+osd_objectstore = ${CEPH_OBJECTSTORE:-bluestore}
+memstore_device_bytes = 8589934592
 bluestore_block_size = 8589934592
 osd_memory_target = 939524096
 # The monitor's view of a killed daemon is not waited for.
