@@ -345,6 +345,9 @@ fn hint_of_image(error: &ImageError) -> Option<&'static str> {
         ImageError::NoKeyring(_) => {
             "name the client with id=USER, and put its keyring where the configuration says, or add :keyring=FILE"
         }
+        ImageError::UnreadableKey { .. } => {
+            "check the keyring; update librbd1, or make a key that it knows: ceph auth rotate client.USER --key_type=aes"
+        }
         ImageError::AuthRefused { .. } => "check id=USER and its keyring: ceph auth get client.USER",
         ImageError::TimedOut(_) => "check the monitors' addresses and `ceph -s`, or raise --connect-timeout",
         ImageError::UnknownPool(_) => "list the pools: ceph osd pool ls",

@@ -74,6 +74,7 @@ impl Opening<'_> {
             object_size: image.object_size().map_err(self.failed("read the image's object size"))?,
             stripe_count,
             has_journal: features & JOURNALING != 0,
+            is_clone: image.overlap().map_err(self.failed("read the length of the image's parent"))? > 0,
             is_locked,
             identity: format!("{fsid}/{pool}/{}/{id}{snapshot}", self.name.namespace),
         };
@@ -130,6 +131,8 @@ impl Opening<'_> {
             () if is(source, Number::NOENT) || is_refusal(source) && !has_key(cluster) => {
                 OpenError::NoKeyring(self.id())
             }
+            // Such as a key with a cipher that this release does not know.
+            () if is(source, Number::IO) && has_key(cluster) => OpenError::UnreadableKey { id: self.id(), source },
             () if is_refusal(source) || is(source, Number::OPNOTSUPP) => {
                 OpenError::AuthRefused { id: self.id(), source }
             }

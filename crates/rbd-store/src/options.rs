@@ -45,6 +45,8 @@ pub struct ImageFacts {
     pub stripe_count: u64,
     /// Whether the image has a journal, with which librbd's own encryption does not work.
     pub has_journal: bool,
+    /// Whether the image is a clone, which has its parent's bytes where nothing was written.
+    pub is_clone: bool,
     /// Whether the image is locked for this process.
     pub is_locked: bool,
     /// Identity of the image under all of its names: cluster, pool, namespace, image and snapshot.
