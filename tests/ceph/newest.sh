@@ -14,7 +14,7 @@ root=$target/newest-ceph
 # Unpacks the packages into a directory, once. They are not configured: nothing is run as a service.
 install() {
     [ ! -e "$root.ready" ] || return 0
-    local packages=ceph-mon,ceph-osd,ceph-mgr,ceph-common,librbd1,python3-rbd,cryptsetup-bin,libnbd-bin package
+    local packages=ceph-mon,ceph-osd,ceph-mgr,ceph-common,librbd1,python3-rbd,cryptsetup-bin,libnbd-bin,procps package
     if ! command -v debootstrap > /dev/null; then
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap > /dev/null
     fi
@@ -37,7 +37,7 @@ run() { exec unshare --mount bash -c 'mount --bind "$0/usr" /usr && exec "$@"' "
 tests() {
     INLOCK_NEWEST_CEPH=$self INLOCK_CEPH_DIR=$dir timeout 1800 \
         cargo test --quiet --manifest-path "$top/Cargo.toml" --package inlock-tests --test ceph "$@" \
-        -- --test-threads 6 --show-output
+        -- --test-threads 4 --show-output
 }
 
 if [ "${1-}" = run ]; then

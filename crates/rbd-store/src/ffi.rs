@@ -108,7 +108,6 @@ library!(Rbd {
     fn rbd_get_size(Handle, *mut u64) -> c_int;
     fn rbd_get_features(Handle, *mut u64) -> c_int;
     fn rbd_get_overlap(Handle, *mut u64) -> c_int;
-    fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
     fn rbd_get_stripe_count(Handle, *mut u64) -> c_int;
     fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
     fn rbd_lock_acquire(Handle, c_int) -> c_int;
@@ -383,10 +382,6 @@ impl Image {
 
     pub(crate) fn overlap(&self) -> Result<u64, Errno> {
         self.number(self.rbd().rbd_get_overlap)
-    }
-
-    pub(crate) fn stripe_unit(&self) -> Result<u64, Errno> {
-        self.number(self.rbd().rbd_get_stripe_unit)
     }
 
     pub(crate) fn stripe_count(&self) -> Result<u64, Errno> {

@@ -37,7 +37,7 @@ impl Default for StoreOptions {
 pub struct ImageFacts {
     /// Length in bytes.
     pub size: u64,
-    /// Bytes after which striping over objects begins again; encryption of librbd begins at a multiple of it.
+    /// Bytes after which striping begins again with other objects; data of librbd's encryption begin at a multiple.
     pub stripe_period: u64,
     /// Length of an object in bytes.
     pub object_size: u64,

@@ -119,6 +119,12 @@ impl Cluster {
         self.run("rbd", words)
     }
 
+    /// Returns a new key that no client has, and that every release of librados can read.
+    pub(crate) fn other_key(&self) -> Result<String> {
+        let older: &[&str] = if self.newest.is_some() { &["--key-type", "aes"] } else { &[] };
+        self.run("ceph-authtool", &[&["--gen-print-key"][..], older].concat())
+    }
+
     /// Runs an action of `cluster.sh`.
     pub(crate) fn control(&self, action: &str) -> Result<()> {
         let script = root().join("tests/ceph/cluster.sh");
@@ -129,7 +135,7 @@ impl Cluster {
     /// Sends a signal to the storage daemon.
     pub(crate) fn signal_osd(&self, signal: &str) -> Result<()> {
         let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid"))?;
-        self.run("kill", &["-s", signal, pid.trim()]).map(drop)
+        self.run("bash", &["-c", "kill -s $0 $1", signal, pid.trim()]).map(drop)
     }
 
     /// Runs an action of librbd's own encryption.
@@ -193,6 +199,8 @@ impl Cluster {
         let socket = self.own.path().join(unique("socket"));
         let mut command = bare(inlock_path()?);
         command.args(["serve", device, "--nbd", &format!("unix:{}", socket.display())]).args(options);
+        // A cluster whose daemon was killed may take longer than the default.
+        command.args(["--connect-timeout", "60"]);
         Server::start(
             {
                 self.of_cluster(&mut command);

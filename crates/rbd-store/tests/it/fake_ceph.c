@@ -306,13 +306,6 @@ int rbd_get_overlap(void *image, uint64_t *overlap)
     return 0;
 }
 
-int rbd_get_stripe_unit(void *image, uint64_t *unit)
-{
-    (void)image;
-    *unit = 4 << 20;
-    return 0;
-}
-
 int rbd_get_stripe_count(void *image, uint64_t *count)
 {
     *count = number(((struct image *)image)->cluster, "fake_stripes", 1);
