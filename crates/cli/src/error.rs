@@ -346,7 +346,8 @@ fn hint_of_image(error: &ImageError) -> Option<&'static str> {
             "name the client with id=USER, and put its keyring where the configuration says, or add :keyring=FILE"
         }
         ImageError::UnreadableKey { .. } => {
-            "check the keyring; update librbd1, or make a key that it knows: ceph auth rotate client.USER --key_type=aes"
+            "check the keyring; update librbd1, or make a key that it knows: \
+             ceph auth rotate client.USER --key_type=aes"
         }
         ImageError::AuthRefused { .. } => "check id=USER and its keyring: ceph auth get client.USER",
         // The newest clusters do not answer a client without any capability for storage daemons.
