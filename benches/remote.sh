@@ -2,12 +2,17 @@
 # Throughput of a volume on an export of an NBD server, in turn: server -> client, server -> Inlock -> client, and
 # server -> qemu-nbd with its LUKS driver -> client; and of what only passes the bytes on: server -> Inlock without
 # encryption -> client, server -> nbdkit with its plugin for NBD -> client. Usage: benches/remote.sh [ROUNDS] [SECONDS]
+#
+# NBDKIT and QEMU_NBD are the commands of other releases, such as what `tests/newest.sh nbdkit` prints: words without
+# quotes. If the first one is a loader, plugins are those of its directory.
 set -euo pipefail
 
 rounds=${1:-5}
 seconds=${2:-3}
 # shellcheck source=benches/rounds.sh
 . "$(dirname "$0")/rounds.sh"
+read -ra nbdkit <<< "${NBDKIT:-nbdkit}"
+read -ra qemu_nbd <<< "${QEMU_NBD:-qemu-nbd}"
 inlock=${INLOCK:-$(dirname "$0")/../target/release/inlock}
 dir=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$dir"' EXIT
@@ -19,8 +24,14 @@ await() {
     until [ -S "$1" ]; do sleep 0.05; done
 }
 
+# Prints what names a plugin to nbdkit.
+plugin() {
+    local file=${nbdkit[0]%/*}/nbdkit/plugins/nbdkit-$1-plugin.so
+    if [ -e "$file" ]; then echo "$file"; else echo "$1"; fi
+}
+
 for name in raw luks2 luks1; do
-    nbdkit -f -U "$dir/$name" memory 320M &
+    "${nbdkit[@]}" -f -U "$dir/$name" "$(plugin memory)" 320M &
     await "$dir/$name"
 done
 uri() {
@@ -31,8 +42,8 @@ fast=(-q --pbkdf-force-iterations 1000 --key-file "$dir/passphrase")
 "$inlock" luksFormat "${fast[@]}" --type luks1 "$(uri luks1)"
 "$inlock" serve "$(uri luks2)" --key-file "$dir/passphrase" --nbd "unix:$dir/inlock" > /dev/null &
 "$inlock" serve --type raw "$(uri raw)" --nbd "unix:$dir/hop" > /dev/null &
-nbdkit -f -U "$dir/nbdkit" nbd "uri=$(uri raw)" &
-qemu-nbd --persistent --shared=8 --cache=none --aio=threads -k "$dir/qemu" \
+"${nbdkit[@]}" -f -U "$dir/nbdkit" "$(plugin nbd)" "uri=$(uri raw)" &
+"${qemu_nbd[@]}" --persistent --shared=8 --cache=none --aio=threads -k "$dir/qemu" \
     --object "secret,id=key,file=$dir/passphrase" \
     --image-opts "driver=luks,key-secret=key,file.driver=nbd,file.server.type=unix,file.server.path=$dir/luks1" &
 await "$dir/inlock"
@@ -49,6 +60,7 @@ measure() {
 }
 
 print_machine
+echo "# $("${nbdkit[@]}" --version | head -n 1), $("${qemu_nbd[@]}" --version | head -n 1)"
 for _ in $(seq "$rounds"); do
     for rw in write read; do
         for size in 128k 1m; do

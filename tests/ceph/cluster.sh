@@ -14,6 +14,8 @@ set -euo pipefail
 
 verb=${1-} dir=$(realpath -m "${2:?usage: cluster.sh start|kill-osd|start-osd|stop DIR}") port=${CEPH_PORT:-40700}
 export CEPH_CONF=$dir/ceph.conf
+# The path of a storage daemon's classes may be relative.
+cd /
 
 # Whether a daemon of this name runs.
 is_running() { kill -0 "$(cat "$dir/run/$1.pid" 2> /dev/null)" 2> /dev/null; }
@@ -68,16 +70,25 @@ keyring = $dir/\$name.keyring
 EOF
 }
 
+# Whether keys have a cipher by default that older clients do not know (Ceph 20.2.4 and newer).
+has_newer_keys() { monmaptool --help 2>&1 | grep -q auth-preferred-cipher; }
+
 # Makes the keys of the administrator and of the monitor, and starts the monitor.
 start_monitor() {
     local fsid addresses="[v2:127.0.0.1:$port,v1:127.0.0.1:$((port + 1))]"
     fsid=$(cat /proc/sys/kernel/random/uuid)
     write_configuration "$fsid"
     ceph-authtool --create-keyring "$dir/mon.keyring" --gen-key -n mon. --cap mon 'allow *' > /dev/null
-    ceph-authtool --create-keyring "$dir/client.admin.keyring" --gen-key -n client.admin \
+    local key_type=() ciphers=()
+    # Older clients are tested, too.
+    if has_newer_keys; then
+        key_type=(--key-type aes)
+        ciphers=(--auth-service-cipher aes --auth-allowed-ciphers "aes,aes256k" --auth-preferred-cipher aes)
+    fi
+    ceph-authtool --create-keyring "$dir/client.admin.keyring" --gen-key "${key_type[@]}" -n client.admin \
         --cap mon 'allow *' --cap mgr 'allow *' --cap osd 'allow *' > /dev/null
     ceph-authtool "$dir/mon.keyring" --import-keyring "$dir/client.admin.keyring" > /dev/null
-    monmaptool --create --clobber --fsid "$fsid" --addv a "$addresses" "$dir/monmap" > /dev/null
+    monmaptool --create --clobber --fsid "$fsid" "${ciphers[@]}" --addv a "$addresses" "$dir/monmap" > /dev/null
     ceph-mon -i a --mkfs --monmap "$dir/monmap" --keyring "$dir/mon.keyring"
     ceph-mon -i a
 }

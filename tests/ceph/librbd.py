@@ -9,7 +9,8 @@ librbd.py pieces IMAGE luks1|luks2 PASSPHRASE LENGTH              all of it in r
 librbd.py discard IMAGE luks1|luks2 PASSPHRASE OFFSET+LENGTH...
 librbd.py lock   IMAGE                                          takes the lock, says so, keeps it until input ends
 
-With "raw" as format an image is used without encryption.
+With "raw" as format an image is used without encryption. A clone with an encryption of its own has its format and
+passphrase and then those of its parents, with + between them.
 """
 import os
 import sys
@@ -22,8 +23,14 @@ CIPHERS = {"aes-128": rbd.RBD_ENCRYPTION_ALGORITHM_AES128, "aes-256": rbd.RBD_EN
 
 
 def load(image, name, passphrase):
-    if name != "raw":
-        image.encryption_load(FORMATS[name], passphrase)
+    if name == "raw":
+        return
+    specs = [(FORMATS[name], passphrase) for name, passphrase in zip(name.split("+"), passphrase.split("+"))]
+    if len(specs) == 1:
+        image.encryption_load(*specs[0])
+    else:
+        # Its passphrases have to be bytes.
+        image.encryption_load2([(kind, passphrase.encode()) for kind, passphrase in specs])
 
 
 def main(action, name, *words):

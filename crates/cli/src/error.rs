@@ -345,8 +345,15 @@ fn hint_of_image(error: &ImageError) -> Option<&'static str> {
         ImageError::NoKeyring(_) => {
             "name the client with id=USER, and put its keyring where the configuration says, or add :keyring=FILE"
         }
+        ImageError::UnreadableKey { .. } => {
+            "check the keyring; update librbd1, or make a key that it knows: \
+             ceph auth rotate client.USER --key_type=aes"
+        }
         ImageError::AuthRefused { .. } => "check id=USER and its keyring: ceph auth get client.USER",
-        ImageError::TimedOut(_) => "check the monitors' addresses and `ceph -s`, or raise --connect-timeout",
+        // The newest clusters do not answer a client without any capability for storage daemons.
+        ImageError::TimedOut(_) => {
+            "check the monitors' addresses, `ceph -s` and the client's capabilities, or raise --connect-timeout"
+        }
         ImageError::UnknownPool(_) => "list the pools: ceph osd pool ls",
         ImageError::UnknownNamespace(_) => "list the namespaces: rbd namespace ls POOL",
         ImageError::UnknownImage(_) => "list the images: rbd ls POOL; create one: rbd create --size SIZE POOL/IMAGE",

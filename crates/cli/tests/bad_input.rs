@@ -16,6 +16,28 @@ fn device_without_header_has_the_hint_of_the_action() {
     call_with(b"secret", ["export", &image, "-"]).fails(1, &[message, "hint: use --type plain for a volume without"]);
 }
 
+/// Such an image, or a copy of it.
+#[test]
+fn clone_that_librbd_has_encrypted_is_named() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    std::fs::OpenOptions::new().write(true).open(&image).unwrap().write_at(b"RBDL\xba\xbe\0\x02", 0).unwrap();
+    let named = "is a clone that librbd has encrypted by itself";
+    let backup = dir.name("backup");
+    for words in [
+        &["luksDump", &image][..],
+        &["convert", "-q", "--type", "luks1", &image],
+        &["repair", "-q", &image],
+        &["luksHeaderBackup", &image, "--header-backup-file", &backup],
+    ] {
+        call(words).fails(1, &[&format!("Device {image} {named}."), "hint: open it through librbd, or flatten it"]);
+    }
+    let examined = call(["doctor", &image]);
+    assert_eq!(examined.code, 11, "{}", examined.err);
+    assert!(examined.text().contains(named) && examined.text().contains("flatten it"), "{}", examined.text());
+    assert!(!examined.text().contains("luksHeaderRestore"), "{}", examined.text());
+}
+
 #[test]
 fn missing_device_is_4() {
     let dir = Dir::new();

@@ -44,6 +44,20 @@ fn format_asks_for_confirmation_and_passphrase_twice() {
 }
 
 #[test]
+fn format_warns_of_a_clone_that_librbd_has_encrypted() {
+    let dir = Dir::new();
+    let image = dir.image("image", 18);
+    let mut before = std::fs::read(&image).unwrap();
+    before[..8].copy_from_slice(b"RBDL\xba\xbe\0\x02");
+    std::fs::write(&image, &before).unwrap();
+    let words = [&["luksFormat", &image][..], &FAST].concat();
+    let Some(said) = talk(&[(SURE, "no\n")], &words) else { return };
+    let warning = format!("WARNING: Device {image} is a clone that librbd has encrypted by itself.");
+    assert!(said["text"].as_str().unwrap().contains(&warning), "{said}");
+    assert_eq!(std::fs::read(&image).unwrap(), before);
+}
+
+#[test]
 fn batch_mode_asks_for_passphrase_once() {
     let dir = Dir::new();
     let image = dir.image("image", 18);

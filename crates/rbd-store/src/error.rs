@@ -36,6 +36,14 @@ pub enum OpenError {
     /// There is no key for the client.
     #[error("no keyring with a key for client.{0}")]
     NoKeyring(String),
+    /// librados cannot read the client's key.
+    #[error("librados cannot read the key of client.{id}: {source}")]
+    UnreadableKey {
+        /// Name of the client.
+        id: String,
+        /// Error of librados.
+        source: Errno,
+    },
     /// The cluster refuses the client's key.
     #[error("the cluster refuses the key of client.{id}: {source}")]
     AuthRefused {

@@ -1,8 +1,8 @@
 //! librados and librbd, loaded when they are first used, and the operations in flight at an image.
 //!
-//! All of the crate's `unsafe` code. A handle of the libraries has one owner, which closes it. Memory of an operation
-//! is behind a raw pointer from before the operation starts until librbd reports its completion, so that nothing moves
-//! or touches it meanwhile. Threads of librbd may outlive all handles, so the libraries are never unloaded.
+//! All of the crate's `unsafe` code. A handle of the libraries has one owner, which closes it. A raw pointer holds the
+//! memory of an operation from before its start until its completion, so that nothing moves or touches it. Threads of
+//! librbd may outlive all handles, so the libraries are never unloaded.
 #![allow(unsafe_code)]
 
 use crate::error::OpenError;
@@ -107,7 +107,7 @@ library!(Rbd {
     fn rbd_stat(Handle, *mut ImageInfo, usize) -> c_int;
     fn rbd_get_size(Handle, *mut u64) -> c_int;
     fn rbd_get_features(Handle, *mut u64) -> c_int;
-    fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
+    fn rbd_get_overlap(Handle, *mut u64) -> c_int;
     fn rbd_get_stripe_count(Handle, *mut u64) -> c_int;
     fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
     fn rbd_lock_acquire(Handle, c_int) -> c_int;
@@ -380,8 +380,8 @@ impl Image {
         Ok(unsafe { info.assume_init() }.object_size)
     }
 
-    pub(crate) fn stripe_unit(&self) -> Result<u64, Errno> {
-        self.number(self.rbd().rbd_get_stripe_unit)
+    pub(crate) fn overlap(&self) -> Result<u64, Errno> {
+        self.number(self.rbd().rbd_get_overlap)
     }
 
     pub(crate) fn stripe_count(&self) -> Result<u64, Errno> {
@@ -660,8 +660,7 @@ impl Operations {
         count == BATCH
     }
 
-    /// Fails the operations that were started until `limit`, and returns their number. Their memory stays until librbd
-    /// has completed them.
+    /// Fails operations started until `limit`, and returns their number. Their memory stays until librbd completes them.
     pub(crate) fn abandon(&self, limit: Instant) -> usize {
         let mut table = self.table();
         let late = |(number, flight): (&usize, &Flight)| match flight {

@@ -66,14 +66,15 @@ impl Opening<'_> {
         }
         let id = image.id().map_err(self.failed("read the image's identity"))?;
         let snapshot = self.name.snapshot.as_deref().map(|snapshot| format!("@{snapshot}")).unwrap_or_default();
-        let striping = self.failed("read the image's striping");
-        let stripe_count = image.stripe_count().map_err(&striping)?;
+        let stripe_count = image.stripe_count().map_err(self.failed("read the image's striping"))?;
+        let object_size = image.object_size().map_err(self.failed("read the image's object size"))?;
         let facts = ImageFacts {
             size: image.size().map_err(self.failed("read the image's size"))?,
-            stripe_period: image.stripe_unit().map_err(&striping)?.saturating_mul(stripe_count),
-            object_size: image.object_size().map_err(self.failed("read the image's object size"))?,
+            stripe_period: object_size.saturating_mul(stripe_count),
+            object_size,
             stripe_count,
             has_journal: features & JOURNALING != 0,
+            is_clone: image.overlap().map_err(self.failed("read the length of the image's parent"))? > 0,
             is_locked,
             identity: format!("{fsid}/{pool}/{}/{id}{snapshot}", self.name.namespace),
         };
@@ -130,6 +131,8 @@ impl Opening<'_> {
             () if is(source, Number::NOENT) || is_refusal(source) && !has_key(cluster) => {
                 OpenError::NoKeyring(self.id())
             }
+            // Such as a key with a cipher that this release does not know.
+            () if is(source, Number::IO) && has_key(cluster) => OpenError::UnreadableKey { id: self.id(), source },
             () if is_refusal(source) || is(source, Number::OPNOTSUPP) => {
                 OpenError::AuthRefused { id: self.id(), source }
             }

@@ -37,7 +37,7 @@ impl Default for StoreOptions {
 pub struct ImageFacts {
     /// Length in bytes.
     pub size: u64,
-    /// Bytes after which striping over objects begins again; encryption of librbd begins at a multiple of it.
+    /// Bytes after which striping begins again with other objects; data of librbd's encryption begin at a multiple.
     pub stripe_period: u64,
     /// Length of an object in bytes.
     pub object_size: u64,
@@ -45,6 +45,8 @@ pub struct ImageFacts {
     pub stripe_count: u64,
     /// Whether the image has a journal, with which librbd's own encryption does not work.
     pub has_journal: bool,
+    /// Whether the image is a clone, which has its parent's bytes where nothing was written.
+    pub is_clone: bool,
     /// Whether the image is locked for this process.
     pub is_locked: bool,
     /// Identity of the image under all of its names: cluster, pool, namespace, image and snapshot.

@@ -2,10 +2,11 @@
 //! can happen to a cluster.
 //!
 //! `./test.sh ceph` installs Ceph, starts a cluster (`tests/ceph/cluster.sh`) and names its directory in
-//! INLOCK_CEPH_DIR.
+//! INLOCK_CEPH_DIR. `tests/ceph/newest.sh` does so with the newest Ceph, and names itself in INLOCK_NEWEST_CEPH.
 
 mod actions;
 mod both_ways;
 mod failures;
 mod holes;
+mod newest;
 mod support;

@@ -1,5 +1,6 @@
 //! The cluster, its images, and volumes that are served from them.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,6 +25,8 @@ static IN_USE: RwLock<()> = RwLock::new(());
 /// The running cluster.
 pub(crate) struct Cluster {
     dir: PathBuf,
+    /// `tests/ceph/newest.sh`, if the cluster is one of the newest Ceph.
+    newest: Option<OsString>,
     /// Of this test alone.
     pub(crate) own: tempfile::TempDir,
     pub(crate) key: PathBuf,
@@ -44,6 +47,15 @@ pub(crate) fn cluster() -> Result<Option<Cluster>> {
     find(|| Use::Shared(IN_USE.read().unwrap_or_else(PoisonError::into_inner)))
 }
 
+/// Returns the cluster, as [`cluster`] does, if it is one of the newest Ceph.
+pub(crate) fn cluster_newest() -> Result<Option<Cluster>> {
+    if std::env::var_os("INLOCK_NEWEST_CEPH").is_none() {
+        skipped("the newest Ceph is only for tests/ceph/newest.sh");
+        return Ok(None);
+    }
+    cluster()
+}
+
 /// Returns the cluster for a test that others may disturb, as [`cluster`] does.
 pub(crate) fn cluster_disturbed() -> Result<Option<Cluster>> {
     find(|| Use::Any)
@@ -61,7 +73,8 @@ fn find(take: impl FnOnce() -> Use) -> Result<Option<Cluster>> {
     };
     let own = tempfile::tempdir()?;
     let key = key_file(own.path(), "key", PASSPHRASE.as_bytes())?;
-    Ok(Some(Cluster { dir: dir.into(), own, key, _use: take() }))
+    let newest = std::env::var_os("INLOCK_NEWEST_CEPH");
+    Ok(Some(Cluster { dir: dir.into(), newest, own, key, _use: take() }))
 }
 
 /// Returns a name that no other test uses.
@@ -83,9 +96,19 @@ impl Cluster {
         &self.dir
     }
 
+    /// Returns a program of the cluster's release.
+    fn program(&self, name: &str) -> Command {
+        let mut command = program(self.newest.as_deref().unwrap_or(name.as_ref()));
+        if self.newest.is_some() {
+            command.args(["run", name]);
+        }
+        self.of_cluster(&mut command);
+        command
+    }
+
     /// Runs a program of Ceph, and returns its output.
     pub(crate) fn run(&self, name: &str, words: &[&str]) -> Result<String> {
-        text(self.of_cluster(program(name).args(words)))
+        text(self.program(name).args(words))
     }
 
     pub(crate) fn ceph(&self, words: &[&str]) -> Result<String> {
@@ -94,6 +117,12 @@ impl Cluster {
 
     pub(crate) fn rbd(&self, words: &[&str]) -> Result<String> {
         self.run("rbd", words)
+    }
+
+    /// Returns a new key that no client has, and that every release of librados can read.
+    pub(crate) fn other_key(&self) -> Result<String> {
+        let older: &[&str] = if self.newest.is_some() { &["--key-type", "aes"] } else { &[] };
+        self.run("ceph-authtool", &[&["--gen-print-key"][..], older].concat())
     }
 
     /// Runs an action of `cluster.sh`.
@@ -106,18 +135,17 @@ impl Cluster {
     /// Sends a signal to the storage daemon.
     pub(crate) fn signal_osd(&self, signal: &str) -> Result<()> {
         let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid"))?;
-        self.run("kill", &["-s", signal, pid.trim()]).map(drop)
+        self.run("bash", &["-c", "kill -s $0 $1", signal, pid.trim()]).map(drop)
     }
 
     /// Runs an action of librbd's own encryption.
     pub(crate) fn librbd(&self, words: &[&str], input: &[u8]) -> Result<Vec<u8>> {
-        let mut command = program(PYTHON);
+        let mut command = self.program(PYTHON);
         command.arg(root().join("tests/ceph/librbd.py")).args(words);
-        let command = self.of_cluster(&mut command);
         if words[0] == "write" {
-            return text_with_input(command, input).map(String::into_bytes);
+            return text_with_input(&mut command, input).map(String::into_bytes);
         }
-        let ended = output(command)?;
+        let ended = output(&mut command)?;
         ensure!(ended.status.success(), "{words:?}: {}", lossy(&ended.stderr));
         Ok(ended.stdout)
     }
@@ -162,10 +190,17 @@ impl Cluster {
 
     /// Serves a volume.
     pub(crate) fn serve(&self, device: &str, more: &[&str]) -> Result<Server> {
+        let key = self.key.to_str().context("a text")?;
+        self.serve_with(device, &[more, &["--key-file", key]].concat())
+    }
+
+    /// Serves a volume with the key that the options name.
+    pub(crate) fn serve_with(&self, device: &str, options: &[&str]) -> Result<Server> {
         let socket = self.own.path().join(unique("socket"));
         let mut command = bare(inlock_path()?);
-        command.args(["serve", device, "--nbd", &format!("unix:{}", socket.display())]).args(more);
-        command.arg("--key-file").arg(&self.key);
+        command.args(["serve", device, "--nbd", &format!("unix:{}", socket.display())]).args(options);
+        // A cluster whose daemon was killed may take longer than the default.
+        command.args(["--connect-timeout", "60"]);
         Server::start(
             {
                 self.of_cluster(&mut command);

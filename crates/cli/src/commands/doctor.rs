@@ -13,6 +13,7 @@ use crate::args::action::{Action, IMAGE, Prepared};
 use crate::ui::print::print;
 use crate::ui::progress::{Progress, Show};
 use crate::volume::device::{Device, OpenMode};
+use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::DeviceHeader;
 use std::path::PathBuf;
@@ -155,6 +156,14 @@ fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, dat
     let repairs = RepairPlan::new(header).map(|plan| plan.repairs().to_vec()).unwrap_or_default();
     match Volume::load(header) {
         Ok(volume) => of_volume(&volume, header, location, data_len, &mut report)?,
+        Err(LoadError::NotLuks) if is_encrypted_clone(header) => {
+            report.health = Health::Unusable;
+            report.error = Some(format!("the device is {ENCRYPTED_CLONE}"));
+            report.advise(
+                "Open it through librbd, or flatten it with the passphrases of the clone and its parent.",
+                None,
+            );
+        }
         Err(error) => {
             report.health = if matches!(error, LoadError::NotLuks) { Health::Nothing } else { Health::Unusable };
             report.error = Some(chain(&error));

@@ -13,6 +13,12 @@ use super::token::{self, ByToken};
 use crate::error::{CliError, cannot_load, cannot_unlock};
 use crate::ui::print::{is_verbose, print_debug, print_debug_json, print_stderr, print_verbose, warn};
 
+/// Name of an image that is an encrypted clone.
+pub(crate) const ENCRYPTED_CLONE: &str = "a clone that librbd has encrypted by itself";
+/// Hint for an encrypted clone.
+pub(crate) const FLATTEN: &str = "open it through librbd, or flatten it: rbd flatten POOL/IMAGE \
+     --encryption-passphrase-file FILE_OF_THE_CLONE --encryption-passphrase-file FILE_OF_ITS_PARENT";
+
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
     pub device: Device,
@@ -179,21 +185,25 @@ fn warned(unlocked: Unlocked, ask: Ask<'_>) -> Unlocked {
 
 /// Whether the device is a clone of Ceph RBD with a header of its own. Its holes have the parent's data, encrypted with
 /// the parent's key, so that the clone cannot be opened as an image.
-fn is_encrypted_clone(device: &DeviceHeader) -> bool {
+pub(crate) fn is_encrypted_clone(device: &DeviceHeader) -> bool {
     let mut magic = [0; 6];
     device.read_exact_at(&mut magic, 0).is_ok() && magic == *b"RBDL\xba\xbe"
+}
+
+/// Explains why no header of a volume is in `header`, which is that of the device at `path`.
+pub(crate) fn cannot_load_from(path: &Path, header: &DeviceHeader) -> impl FnOnce(LoadError) -> anyhow::Error {
+    move |error| match error {
+        LoadError::NotLuks if is_encrypted_clone(header) => {
+            CliError::refused(format!("Device {} is {ENCRYPTED_CLONE}.", path.display()), FLATTEN)
+        }
+        error => cannot_load(path)(error),
+    }
 }
 
 /// Reads a header of an accepted version. The caller holds its lock.
 fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
     let header = device.header()?;
-    let volume = Volume::load(&header).map_err(|error| match error {
-        LoadError::NotLuks if is_encrypted_clone(&header) => CliError::refused(
-            format!("Device {} is a clone that librbd has encrypted by itself.", device.path.display()),
-            "open it through librbd, or make a whole image of it: rbd flatten --encryption-passphrase-file FILE IMAGE",
-        ),
-        error => cannot_load(&device.path)(error),
-    })?;
+    let volume = Volume::load(&header).map_err(cannot_load_from(&device.path, &header))?;
     let wanted = match luks {
         Luks::Any => volume.version(),
         Luks::One => 1,

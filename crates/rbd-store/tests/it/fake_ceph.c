@@ -16,6 +16,7 @@
  *   fake_size=N         length of the image;  fake_resize=N  length from the second question on, which fails with
  *                       fake_later_size=N
  *   fake_stripes=N      objects of a stripe;  fake_object=N  length of one
+ *   fake_overlap=N      length of the parent's data
  *   fake_extents=A+B,.. ranges with data;  fake_extents_hold=FILE  not before the file is there
  *   fake_log=FILE       calls are written there
  */
@@ -299,10 +300,9 @@ int rbd_stat(void *image, void *info, size_t len)
     return 0;
 }
 
-int rbd_get_stripe_unit(void *image, uint64_t *unit)
+int rbd_get_overlap(void *image, uint64_t *overlap)
 {
-    (void)image;
-    *unit = 4 << 20;
+    *overlap = number(((struct image *)image)->cluster, "fake_overlap", 0);
     return 0;
 }
 

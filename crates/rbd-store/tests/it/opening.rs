@@ -23,6 +23,8 @@ fn every_failure_has_its_own_message() {
             ":fake_connect=1:keyfile=x",
             "the cluster refuses the key of client.admin: Operation not permitted (os error 1)",
         ),
+        (":fake_connect=5:keyfile=x", "librados cannot read the key of client.admin: Input/output error (os error 5)"),
+        (":fake_connect=5", "cannot connect to the cluster: Input/output error (os error 5)"),
         (":fake_connect=95", "the cluster refuses the key of client.admin: Operation not supported (os error 95)"),
         (":fake_connect=110", "no answer from the cluster within 60 s"),
         (":fake_connect=22", "cannot connect to the cluster: Invalid argument (os error 22)"),
@@ -155,7 +157,8 @@ fn facts_are_those_of_the_image() {
     assert_eq!((facts.size, facts.stripe_period, facts.has_journal), (8 << 20, 12 << 20, false));
     // No range of it is made of whole objects.
     assert_eq!((facts.object_size, store.profile().hole_len.unwrap().get()), (4 << 20, u64::MAX));
-    let other = open(":fake_object=1048576").unwrap();
+    let other = open(":fake_object=1048576:fake_overlap=512").unwrap();
+    assert!(other.facts().is_clone && !facts.is_clone);
     assert_eq!((other.facts().object_size, other.profile().hole_len.unwrap().get()), (1 << 20, 1 << 20));
     assert_eq!(facts.identity, "fsid/7/space/imageid@snap");
 }

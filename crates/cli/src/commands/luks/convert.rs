@@ -6,9 +6,10 @@ use inlock_volume::{Conversion, ConvertError, HeaderBackup, Volume};
 
 use crate::args::action::{Action, IMAGE, Prepared};
 use crate::args::source::volume_type_of;
-use crate::error::{CliError, cannot_load};
+use crate::error::CliError;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
+use crate::volume::header::cannot_load_from;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
 use crate::volume::source::{Luks, VolumeType};
@@ -51,7 +52,7 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     }
     let access = HeaderAccess::open(&args.device)?;
     let path = &access.device.path;
-    let volume = Volume::load(&access.header).map_err(cannot_load(path))?;
+    let volume = Volume::load(&access.header).map_err(cannot_load_from(path, &access.header))?;
     let conversion =
         Conversion::new(&volume, args.version).map_err(|error| cannot_convert(path, args.version, error))?;
     for lost in conversion.loses() {

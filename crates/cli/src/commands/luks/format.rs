@@ -24,6 +24,7 @@ use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
+use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::{self, Remote};
@@ -285,9 +286,8 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
     if interactive {
-        if !args.disable_blkid && Volume::load(&device.header()?).is_ok() {
-            let path = device.path.display();
-            print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
+        if !args.disable_blkid {
+            warn_of_header(device)?;
         }
         terminal::confirm(
             &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
@@ -317,6 +317,17 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     let key = options.new_key().map_err(refused)?;
     write(args, placement, device, data, &given.secret, Some(VolumeKey::new(key.as_bytes()))).map_err(refused)?;
     placed.format(&holder.path, &key)
+}
+
+/// Warns of a header that will be overwritten, in cryptsetup's words where it has them.
+fn warn_of_header(device: &Device) -> anyhow::Result<()> {
+    let (header, path) = (device.header()?, device.path.display());
+    if Volume::load(&header).is_ok() {
+        print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
+    } else if is_encrypted_clone(&header) {
+        print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
+    }
+    Ok(())
 }
 
 /// Offset and unit of the data.
@@ -358,6 +369,13 @@ impl DataPlacement {
                     holder.path.display()
                 ),
                 "disable it: rbd feature disable POOL/IMAGE journaling",
+            ));
+        }
+        if facts.is_clone {
+            warn(format_args!(
+                "{} is a clone: parts that are never written read as noise here, and in librbd as the parent's data; \
+                 flatten it first: rbd flatten POOL/IMAGE",
+                holder.path.display()
             ));
         }
         let asked = Self { offset: asked_offset(args), sector_size: args.sector_size };

@@ -4,9 +4,10 @@ use inlock_volume::{RepairError, RepairPlan, Volume};
 
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
-use crate::error::{CliError, cannot_load};
+use crate::error::CliError;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
+use crate::volume::header::cannot_load_from;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::source::{HeaderArgs, Luks};
 
@@ -28,7 +29,7 @@ fn run(args: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(args.header.as_deref().unwrap_or(&args.image))?;
     let path = &access.device.path;
     let plan = RepairPlan::new(&access.header).map_err(|error| match error {
-        RepairError::Load(error) => cannot_load(path)(error),
+        RepairError::Load(error) => cannot_load_from(path, &access.header)(error),
         error => anyhow::Error::from(error).context(format!("cannot repair {}", path.display())),
     })?;
     if !matches!((args.luks, plan.version()), (Luks::Any, _) | (Luks::One, 1) | (Luks::Two, 2)) {
