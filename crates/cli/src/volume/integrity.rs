@@ -19,6 +19,7 @@ use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
+use super::integrity_line::RunningLine;
 use super::lock::{self, DeviceLock};
 use super::threads::limit_waits;
 use crate::error::CliError;
@@ -77,6 +78,8 @@ pub(crate) struct IntegrityOpening {
     pub start: u64,
     /// `--freshness`
     pub freshness: Option<FreshnessCheck>,
+    /// The line of a table.
+    pub line: Option<RunningLine>,
 }
 
 impl IntegrityOpening {
@@ -87,7 +90,8 @@ impl IntegrityOpening {
         freshness: Option<FreshnessCheck>,
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
-        Self { options: OpenOptions::new(mode), every: DEFAULT_COMMIT_TIME, start: segment.data_offset.0, freshness }
+        let (options, start) = (OpenOptions::new(mode), segment.data_offset.0);
+        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None }
     }
 
     /// Opens the volume below a segment, after a comparison with its freshness file.
@@ -290,6 +294,7 @@ pub(crate) struct RunningIntegrity {
 pub(crate) struct SealedStore {
     pub store: Arc<IntegrityStore>,
     pub segment: AuthenticatedSegment,
+    pub line: Arc<RunningLine>,
 }
 
 impl SealedStore {

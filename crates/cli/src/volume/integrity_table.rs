@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::integrity::{DEFAULT_COMMIT_TIME, IntegrityOpening, cannot_use, stores};
+use super::integrity_line::RunningLine;
 use crate::error::CliError;
 
 /// Sectors of a buffer, and percentage of the journal at which it is copied: the kernel's defaults.
@@ -84,7 +85,8 @@ pub(super) fn opening(
         _ => given.counts.commit_time,
     };
     let every = interval.map_or(DEFAULT_COMMIT_TIME, Duration::from_millis);
-    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None })
+    let running = RunningLine::of_table(line, metadata, data)?;
+    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None, line: Some(running) })
 }
 
 /// Returns the error of a line that its volume does not agree with.
@@ -120,15 +122,20 @@ pub(super) fn of_volume(
 ) -> anyhow::Result<IntegrityTable> {
     let stores = Stores { start: opening.start, ..stores(data, None, IoMode::Sync, true)? };
     let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
-    let in_table = MODES.into_iter().find(|(_, mode)| *mode == opening.options.mode);
-    let (mode, _) = in_table.context("the mode has no letter in a table")?;
+    let mode = mode_in_table(opening.options.mode)?;
     let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);
     line.options = arguments(&superblock, &layout, mode);
     Ok(IntegrityTable::new(layout.provided_data_sectors, line).with_sealed(name, segment, key, flags))
 }
 
+/// Returns the mode as a table has it.
+pub(super) fn mode_in_table(mode: Mode) -> anyhow::Result<IntegrityMode> {
+    let in_table = MODES.into_iter().find(|(_, other)| *other == mode);
+    Ok(in_table.context("the mode has no letter in a table")?.0)
+}
+
 /// Returns the arguments that the kernel shows for a volume.
-fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> IntegrityArguments {
+pub(super) fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> IntegrityArguments {
     let mut arguments = IntegrityArguments::default();
     arguments.block_size = u32::try_from(superblock.block_len()).ok();
     arguments.recalculate = superblock.flags.has(Flags::RECALCULATING);

@@ -288,7 +288,8 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
         info.device = resolved(&data.path);
     }
     info.flags.allow_discards = integrity.allow_discards;
-    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every, start: 0, freshness: None };
+    let (options, every) = (integrity.load()?, integrity.every);
+    let opening = IntegrityOpening { options, every, start: 0, freshness: None, line: None };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }
