@@ -224,7 +224,7 @@ fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
 
 /// Replaces the arguments of an integrity line by what `change` makes of them.
 fn with_arguments(table: &str, change: impl FnOnce(&mut Vec<String>)) -> String {
-    let (line, rest) = table.split_once('\n').unwrap();
+    let (line, rest) = table.split_once('\n').expect("two lines");
     let words: Vec<&str> = line.split(' ').collect();
     // name, start, length, target, device, offset, tag size, mode, count
     let (head, arguments) = (&words[..8], &words[9..]);

@@ -21,9 +21,9 @@ const MAX_DIGEST_LEN: usize = 64;
 /// Bad blocks that are remembered, and as many that were rebuilt.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Called with a bad block when it is found first. If more than 1024 blocks were found, it is called with every second,
-/// fourth, eighth... read of a further one, and the number of reads of bad blocks so far; the same holds for blocks that
-/// were rebuilt. Called on the thread of the request.
+/// Called with a bad block when it is found first. Behind the first 1024 blocks it is called with the first, second,
+/// fourth, eighth... read of a further one, and the number of reads of bad blocks so far. Blocks that were rebuilt are
+/// counted apart. Called on the thread of the request.
 pub type OnCorruption = Box<dyn Fn(&Corruption, Option<u64>) + Send + Sync>;
 
 /// How a device is opened.

@@ -4,7 +4,8 @@
 //! of trial are tried on as many threads as there are CPUs, when the first keyslot of all has not opened. Argon2 has
 //! threads of its own and takes memory, so such a keyslot is tried alone.
 //!
-//! The result is that of trying one after the other: a keyslot that opens stops only those behind it. A panic stops all.
+//! The result is that of trying one after the other: a keyslot that opens stops only those behind it. A panic stops
+//! all.
 
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;

@@ -19,14 +19,11 @@ use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
-use super::integrity_line::RunningLine;
+use super::integrity_line::{DEFAULT_COMMIT_TIME, RunningLine};
 use super::lock::{self, DeviceLock};
 use super::threads::limit_waits;
 use crate::error::CliError;
 use crate::ui::print::warn;
-
-/// Time between two commits of the journal, or two flushes of the bitmap.
-pub(crate) const DEFAULT_COMMIT_TIME: Duration = Duration::from_secs(10);
 
 /// The devices of a volume, opened and locked.
 pub(crate) struct IntegrityDevices {

@@ -1,15 +1,31 @@
-//! The integrity line of a running volume, with which another table is compared.
+//! The integrity line of a volume: what the kernel shows of it, and the comparison of a running one with a table.
 
-use inlock_integrity::IntegrityDevice;
+use std::time::Duration;
+
+use anyhow::Context;
+use inlock_integrity::{Flags, IntegrityDevice, Layout, Mode, Superblock};
 use inlock_volume::KdfError;
 use inlock_volume::table::{IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName};
 
 use super::device::{Device, OpenMode};
-use super::integrity::DEFAULT_COMMIT_TIME;
-use super::integrity_table;
 use super::key_check::KeyCheck;
 use super::table::open_device;
 use crate::error::CliError;
+
+/// Time between two commits of the journal, or two flushes of the bitmap.
+pub(crate) const DEFAULT_COMMIT_TIME: Duration = Duration::from_secs(10);
+/// Sectors of a buffer, and percentage of the journal at which it is copied: the kernel's defaults.
+const BUFFER_SECTORS: u64 = 128;
+const WATERMARK: u64 = 50;
+/// Modes of a table, and those of the library. Mode `I` has none.
+pub(super) const MODES: [(IntegrityMode, Mode); 4] = [
+    (IntegrityMode::Journal, Mode::Journal),
+    (IntegrityMode::Bitmap, Mode::Bitmap),
+    (IntegrityMode::Direct, Mode::Direct),
+    (IntegrityMode::Recovery, Mode::Recovery),
+];
+/// Sectors of the superblock.
+const SUPERBLOCK_SECTORS: u64 = 8;
 
 const NEXT: &str = "give the volume its own table, or close it and open it with the other one";
 
@@ -65,8 +81,8 @@ impl RunningLine {
         let (superblock, layout) = (device.superblock(), device.layout());
         changed("length", &layout.provided_data_sectors.to_string(), &table.sectors.to_string())?;
         changed("offset", &self.offset.to_string(), &line.offset.to_string())?;
-        let mode = integrity_table::mode_in_table(device.options().mode)?;
-        let shown = integrity_table::arguments(&superblock, layout, mode);
+        let mode = mode_in_table(device.options().mode)?;
+        let shown = arguments(&superblock, layout, mode);
         let shown = settings(Some(superblock.tag_size), mode, &shown);
         let running = self.given.as_ref().unwrap_or(&shown);
         for (((name, from), (_, shown)), (_, to)) in running.iter().zip(&shown).zip(settings_of(line)) {
@@ -142,4 +158,29 @@ fn keys(given: &IntegrityArguments) -> Result<Keys, KdfError> {
         key.map(KeyCheck::of_authenticated).transpose()
     };
     Ok([check(&given.internal_hash)?, check(&given.journal_crypt)?, check(&given.journal_mac)?])
+}
+
+/// Returns the mode as a table has it.
+pub(super) fn mode_in_table(mode: Mode) -> anyhow::Result<IntegrityMode> {
+    let in_table = MODES.into_iter().find(|(_, other)| *other == mode);
+    Ok(in_table.context("the mode has no letter in a table")?.0)
+}
+
+/// Returns the arguments that the kernel shows for a volume.
+pub(super) fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> IntegrityArguments {
+    let mut arguments = IntegrityArguments::default();
+    arguments.block_size = u32::try_from(superblock.block_len()).ok();
+    arguments.recalculate = superblock.flags.has(Flags::RECALCULATING);
+    arguments.fix_padding = superblock.flags.has(Flags::FIXED_PADDING);
+    arguments.fix_hmac = superblock.flags.has(Flags::FIXED_HMAC);
+    let counts = &mut arguments.counts;
+    counts.journal_sectors = Some(layout.initial_sectors - SUPERBLOCK_SECTORS);
+    counts.interleave_sectors = Some(1 << superblock.log2_interleave_sectors);
+    // A buffer of the kernel does not reach over the end of a tag area.
+    counts.buffer_sectors = Some(BUFFER_SECTORS.min(1 << layout.metadata_run.trailing_zeros()));
+    if mode == IntegrityMode::Journal {
+        counts.journal_watermark = Some(WATERMARK);
+        counts.commit_time = u64::try_from(DEFAULT_COMMIT_TIME.as_millis()).ok();
+    }
+    arguments
 }

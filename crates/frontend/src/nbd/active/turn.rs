@@ -1,4 +1,4 @@
-//! What a turn of the worker lends, and what its requests are charged.
+//! Parts of the worker that a turn lends, and charges of its requests.
 
 use crate::nbd::protocol::{Export, command};
 use crate::nbd::throttle::{Blocked, Charge, Throttle};
