@@ -123,6 +123,9 @@ const MISTAKES: &[(&[&str], &str)] = &[
         &["export", "IMAGE", "x", "--connect-timeout", "9"],
         "Option --connect-timeout needs an export of an NBD server or",
     ),
+    (&["integrity", "dump", "IMAGE", "--store-timeout", "9"], "Option --store-timeout needs an export of an NBD"),
+    (&["integrity", "status", "data", "--store-timeout", "9"], "--store-timeout is not allowed with integrity status"),
+    (&["verity", "dump", "IMAGE", "--reconnect-delay", "9"], "Option --reconnect-delay needs an export of an NBD"),
     (&["import", "IMAGE", "IMAGE", "--replay", "4M"], "Option --replay needs an export of an NBD server."),
     (&["serve", "--table", "0 8 zero", "--run", "x", "--replay", "4M"], "--replay needs an export of an NBD server."),
     (

@@ -132,12 +132,19 @@ fn suspended_volume_has_no_key_and_goes_on_with_it() {
 }
 
 #[test]
-fn volume_without_integrity_has_no_journal_to_leave_out() {
+fn volume_without_integrity_ignores_no_journal_with_a_warning() {
     let dir = Dir::new();
-    for image in [dir.luks2("two"), dir.luks1("one")] {
-        let served = call_with(b"secret", ["serve", &image, "--run", "true", "--integrity-no-journal"]);
-        served.fails(1, &["Option --integrity-no-journal needs a LUKS2 volume with integrity protection."]);
+    let plain = ["--type", "plain"];
+    for (image, more) in [(dir.luks2("two"), &[][..]), (dir.luks1("one"), &[]), (dir.image("plain", 1), &plain)] {
+        let serve = ["serve", &image, "--run", "true", "--integrity-no-journal"];
+        let served = call_with(b"secret", serve.into_iter().chain(more.iter().copied()));
+        let warning = "the volume has no integrity protection, and --integrity-no-journal has no effect";
+        assert!(served.code == 0 && served.err.contains(warning), "{served:?}");
     }
+    let resumed = call_with(b"secret", ["luksFormat", "--resume-wipe", &dir.luks2("three")]);
+    resumed.fails(1, &["Option --resume-wipe needs a LUKS2 volume with integrity protection."]);
+    let raw = call(["serve", &dir.image("raw", 1), "--type", "raw", "--run", "true", "--integrity-no-journal"]);
+    raw.fails(1, &["Option --integrity-no-journal is not allowed with type raw."]);
 }
 
 #[test]

@@ -247,6 +247,39 @@ fn forced_close_does_not_wait_for_a_lost_server() {
     assert!(code == Some(1) && errors.contains("connecting again"), "{code:?} {errors}");
 }
 
+/// A server that accepts connections and says nothing ends every command that opens it within `--connect-timeout`.
+#[test]
+fn silent_server_ends_integrity_and_verity_commands_in_time() {
+    let dir = Dir::new();
+    let socket = dir.path("silent.sock");
+    // The kernel completes the connections that nothing accepts.
+    let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let (image, hash) = (dir.image("image", 1), "0".repeat(64));
+    for words in [
+        &["integrity", "format", "-q", &uri][..],
+        &["integrity", "format", "-q", &image, "--data-device", &uri],
+        &["integrity", "open", &uri, "data"],
+        &["integrity", "serve", &uri, "--run", "true"],
+        &["integrity", "resize", &uri],
+        &["integrity", "dump", &uri],
+        &["verity", "format", &image, &uri],
+        &["verity", "open", &uri, "data", &image, &hash],
+        &["verity", "serve", &uri, &image, &hash, "--run", "true"],
+        &["verity", "verify", &uri, &image, &hash],
+        &["verity", "table", &uri, &image, &hash],
+        &["verity", "dump", &uri],
+    ] {
+        let begun = Instant::now();
+        let limits = ["--connect-timeout", "1", "--store-timeout", "2", "--reconnect-delay", "2"];
+        let ended = call(words.iter().copied().chain(limits));
+        // The default of --connect-timeout is 10 s.
+        assert!(begun.elapsed() < Duration::from_secs(8), "{words:?}: {:?}", begun.elapsed());
+        ended.fails(ended.code, &["raise --connect-timeout"]);
+        assert_ne!(ended.code, 0, "{words:?}");
+    }
+}
+
 /// The store of an integrity volume makes blocking calls to the export behind it. `close --force` ends them.
 #[test]
 fn forced_close_reaches_an_export_behind_integrity() {

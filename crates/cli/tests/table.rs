@@ -207,7 +207,10 @@ fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
     client.write(0, &noise(8192)).unwrap();
     run.call(&["suspend", "data"]).works();
     run.call(&["resume", "data"]).fails(1, &["The key of data came with its table."]);
-    run.call(&["reload", "data", "--table", &other]).fails(2, &["Volume key does not match the volume."]);
+    run.call(&["reload", "data", "--table", &other]).fails(1, &["The volume was not opened on device"]);
+    let lines = std::fs::read_to_string(&other).unwrap().replace(&dir.name("other"), &dir.name("image"));
+    let other_key = dir.file("other-key", lines.as_bytes());
+    run.call(&["reload", "data", "--table", &other_key]).fails(2, &["Volume key does not match the volume."]);
     let plain = format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {} 0", dir.name("image"));
     let refused = run.call(&["reload", "data", "--table", &plain]);
     refused.fails(1, &["Volume data has integrity protection and accepts no other table."]);
@@ -217,6 +220,78 @@ fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
     assert_eq!(client.read(0, 8192).unwrap(), noise(8192));
     drop(client);
     run.call(&["close", "data"]).works();
+}
+
+/// Replaces the arguments of an integrity line by what `change` makes of them.
+fn with_arguments(table: &str, change: impl FnOnce(&mut Vec<String>)) -> String {
+    let (line, rest) = table.split_once('\n').expect("two lines");
+    let words: Vec<&str> = line.split(' ').collect();
+    // name, start, length, target, device, offset, tag size, mode, count
+    let (head, arguments) = (&words[..8], &words[9..]);
+    let mut arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+    change(&mut arguments);
+    format!("{} {} {}\n{rest}", head.join(" "), arguments.len(), arguments.join(" "))
+}
+
+#[test]
+fn reload_names_each_change_of_an_integrity_line() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (image, other) = (dir.image("image", 24), dir.image("other", 24));
+    let options = ["--integrity", "aead", "--cipher", "aes-gcm-random", "--integrity-no-wipe"];
+    call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(options).chain(FAST)).works();
+    let printed = printed_table(&image, &["--showkeys"]).text().to_owned();
+    let own = dir.file("own", printed.as_bytes());
+    let with = |argument: &str| with_arguments(&printed, |arguments| arguments.push(argument.to_owned()));
+    let swap = |from: &str, to: &str| {
+        assert!(printed.contains(from), "{from}: {printed}");
+        printed.replacen(from, to, 1)
+    };
+    let count = |name: &str| {
+        with_arguments(&printed, |arguments| {
+            let argument = arguments.iter_mut().find(|argument| argument.starts_with(name)).unwrap();
+            *argument = format!("{name}:1000");
+        })
+    };
+    let mac = format!("journal_mac:hmac(sha256):{KEY}");
+    let refused = [
+        (swap(" J ", " D "), "changes mode from J to D"),
+        (swap(" J ", " B "), "changes mode from J to B"),
+        (swap(" 28 J ", " 29 J "), "changes tag_size from 28 to 29"),
+        (count("journal_sectors"), "changes journal_sectors from "),
+        (count("interleave_sectors"), "changes interleave_sectors from 32768 to 1000"),
+        (count("buffer_sectors"), "changes buffer_sectors from 32 to 1000"),
+        (count("journal_watermark"), "changes journal_watermark from 50 to 1000"),
+        (count("commit_time"), "changes commit_time from 10000 to 1000"),
+        (swap("block_size:4096", "block_size:512"), "changes block_size from 4096 to 512"),
+        (with("recalculate"), "changes recalculate from none to set"),
+        (with("allow_discards"), "changes allow_discards from none to set"),
+        (with("internal_hash:crc32c"), "changes internal_hash from none to crc32c"),
+        (with("journal_crypt:ctr(aes)"), "changes journal_crypt from none to ctr(aes)"),
+        (with(&mac), "changes journal_mac from none to hmac(sha256)"),
+        (with(&format!("meta_device:{other}")), "changes meta_device from none to another device"),
+        (swap(&image, &other), "was not opened on device"),
+        (swap(" 32768 28 ", " 32776 28 "), "changes offset from 32768 to 32776"),
+    ];
+    let less = with_arguments(&printed, |arguments| {
+        arguments.retain(|argument| !argument.starts_with("interleave_sectors") && !argument.starts_with("fix_"));
+    });
+    let less = dir.file("less", less.as_bytes());
+    let key = dir.file("key", b"secret");
+    for source in [&["--table", own.as_str()][..], &["--key-file", &key, &image]] {
+        let server = Named::start(&run, "data", source);
+        run.call(&["suspend", "data"]).works();
+        for (table, message) in &refused {
+            let ended = run.call(&["reload", "data", "--table", &dir.file("table", table.as_bytes())]);
+            assert!(ended.code == 1 && ended.err.contains(message), "{table}: {message}: {ended:?}");
+            assert!(ended.err.contains("hint: "), "{ended:?}");
+        }
+        run.call(&["reload", "data", "--table", &less]).works();
+        run.call(&["reload", "data", "--table", &own]).works();
+        run.call(&["resume", "data"]).works();
+        run.call(&["close", "data"]).works();
+        drop(server);
+    }
 }
 
 #[test]

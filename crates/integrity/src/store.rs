@@ -1,6 +1,6 @@
 //! A volume as a backing store of the engine: with internal tags, or sealed by an AEAD as LUKS2 does it.
 
-use crate::device::{IntegrityDevice, ReadError};
+use crate::device::{IntegrityDevice, MAX_STEP, ReadError};
 use crate::error::IntegrityError;
 use crate::marks::Marks;
 use crate::options::Mode;
@@ -143,9 +143,10 @@ impl IntegrityStore {
     /// Continues an interrupted wipe: finds the place where it stopped, and fills the blocks behind it that do not
     /// match their tags. Blocks that match are kept. Uses `threads` threads. Blocks the caller.
     ///
-    /// The place is found by bisection, since all blocks before it match. A block that was changed since cannot be told
-    /// from one that was never written, and is filled if the search meets it. After each step `progress` is given the
-    /// sector that was reached, and can stop; the next call continues.
+    /// The place is found by bisection, since all blocks before it match. The search may end anywhere in the step that
+    /// was cut off, where blocks that match follow others, so the work begins a whole step before. A block that was
+    /// changed since cannot be told from one that was never written, and is filled if the search meets it. After each
+    /// step `progress` is given the sector that was reached, and can stop; the next call continues.
     ///
     /// # Errors
     ///
@@ -162,9 +163,10 @@ impl IntegrityStore {
             let middle = low + (high - low) / 2;
             if self.unreadable(middle)?.is_empty() { low = middle + 1 } else { high = middle }
         }
-        let (mut chunk, mut blocks) = (low, 0);
+        let step = MAX_STEP / MAX_LEN as u64;
+        let (mut chunk, mut blocks) = (low.saturating_sub(step), 0);
         while chunk < chunks {
-            let end = (chunk + threads.max(1) as u64).min(chunks);
+            let end = (chunk + (threads as u64).clamp(1, step)).min(chunks);
             blocks += std::thread::scope(|scope| {
                 let running: Vec<_> =
                     (chunk..end).map(|chunk| scope.spawn(move || self.fill_chunk(fill, chunk))).collect();

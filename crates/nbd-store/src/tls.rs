@@ -2,11 +2,11 @@
 
 use super::error::OpenError;
 use super::uri::TlsOptions;
-use inlock_frontend::nbd::certificates::{Authorities, CertificateError, read_optional, read_pem};
+use inlock_frontend::nbd::certificates::{Authorities, CertificateError, exists, join, read_key, read_pem};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme};
 use std::path::Path;
 use std::sync::Arc;
@@ -36,19 +36,14 @@ impl Tls {
             Arc::new(AnyCertificate(provider))
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
-        let keys: Option<Vec<PrivateKeyDer<'static>>> = match certificates {
-            Some(dir) => read_optional(&dir.join("client-key.pem"))?,
-            None => None,
-        };
-        let config = match (certificates, keys) {
-            (Some(dir), Some(mut keys)) => {
-                let file = dir.join("client-cert.pem");
+        let key_file = certificates.map(|dir| (dir, dir.join("client-key.pem")));
+        let config = match key_file.filter(|(_, file)| exists(file)) {
+            Some((dir, key_file)) => {
+                let (key, file) = (read_key(&key_file)?, dir.join("client-cert.pem"));
                 let chain: Vec<CertificateDer<'static>> = read_pem(&file)?;
-                builder
-                    .with_client_auth_cert(chain, keys.swap_remove(0))
-                    .map_err(|error| CertificateError::new(&file, error))?
+                builder.with_client_cert_resolver(join((chain, &file), (key, &key_file))?)
             }
-            _ => builder.with_no_client_auth(),
+            None => builder.with_no_client_auth(),
         };
         Ok(Self { config: Arc::new(config), name })
     }

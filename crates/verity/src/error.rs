@@ -81,6 +81,8 @@ pub struct Corruption {
     pub is_spare: bool,
     /// Whether the right bytes were computed from the parity.
     pub is_repaired: bool,
+    /// Whether the digest to compare with is in a block of the tree that is corrupted, or below one.
+    pub is_below_corrupted: bool,
 }
 
 impl fmt::Display for Corruption {
@@ -91,6 +93,7 @@ impl fmt::Display for Corruption {
         }
         write!(f, " at position {} ", self.position)?;
         f.write_str(match (self.is_root, self.is_spare) {
+            _ if self.is_below_corrupted => "cannot be verified, since a hash block above it is corrupted",
             (_, true) => "has unused bytes that are not zero",
             (true, false) => "does not match the root hash",
             (false, false) => "does not match its digest",

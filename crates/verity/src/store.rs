@@ -18,21 +18,23 @@ const MAX_LEN: usize = 1 << 20;
 const DIGESTS_LEN: usize = 4096;
 /// Longest digest of a hash.
 const MAX_DIGEST_LEN: usize = 64;
-/// Bad blocks that are reported; more are only counted.
-const MAX_REPORTED: usize = 1024;
+/// Bad blocks that are remembered, and as many that were rebuilt.
+const MAX_REMEMBERED: usize = 1024;
 
-/// Called with a bad block when it is found first. Called on the thread of the request.
-pub type OnCorruption = Box<dyn Fn(&Corruption) + Send + Sync>;
+/// Called with a bad block when it is found first. Behind the first 1024 blocks it is called with the first, second,
+/// fourth, eighth... read of a further one, and the number of reads of bad blocks so far. Blocks that were rebuilt are
+/// counted apart. Called on the thread of the request.
+pub type OnCorruption = Box<dyn Fn(&Corruption, Option<u64>) + Send + Sync>;
 
 /// How a device is opened.
 pub struct OpenOptions {
     /// Length in bytes of the cache of tree blocks. At least four blocks are cached.
     pub cache_len: usize,
-    /// Bad blocks are reported and counted, and returned as they are.
+    /// Bad blocks are reported and counted, and returned as they are. So are those whose digests are in a bad block.
     pub ignore_corruption: bool,
     /// A block whose digest is that of zeroes reads as zeroes, also if other bytes are stored.
     pub ignore_zero_blocks: bool,
-    /// Receives the first 1024 bad blocks.
+    /// Receives bad blocks.
     pub on_corruption: Option<OnCorruption>,
     /// Rebuilds bad blocks, and those that cannot be read.
     pub fec: Option<Fec>,
@@ -87,8 +89,31 @@ pub struct VerityStore {
     /// Digest of a block of zeroes, if such blocks are not verified.
     zero_digest: Option<Vec<u8>>,
     counters: Counters,
-    /// Bad blocks that were reported.
-    reported: Mutex<HashSet<(Area, u64)>>,
+    /// Blocks that were not rebuilt, and those that were.
+    reported: [Mutex<Reported>; 2],
+}
+
+/// Bad blocks that were reported.
+#[derive(Default)]
+struct Reported {
+    blocks: HashSet<(Area, u64)>,
+    /// Reads of blocks that are not among them.
+    further: u64,
+}
+
+impl Reported {
+    /// Whether a read of a bad block is reported. `Some(true)`: as one of many.
+    fn report(&mut self, area: Area, block: u64) -> Option<bool> {
+        if self.blocks.contains(&(area, block)) {
+            return None;
+        }
+        if self.blocks.len() < MAX_REMEMBERED {
+            self.blocks.insert((area, block));
+            return Some(false);
+        }
+        self.further += 1;
+        self.further.is_power_of_two().then_some(true)
+    }
 }
 
 /// A read that failed.
@@ -125,7 +150,7 @@ impl VerityStore {
             options,
             zero_digest,
             counters: Counters::default(),
-            reported: Mutex::default(),
+            reported: Default::default(),
         };
         this.check_topmost()?;
         Ok(this)
@@ -176,16 +201,18 @@ impl VerityStore {
         ReadError::Corrupt(self.stores.corruption(&self.layout, area, block))
     }
 
-    /// Counts a bad block, and reports it unless it was.
+    /// Counts a bad block, and reports it unless it was or there are too many.
     fn report(&self, corruption: &Corruption) {
         let counter = if corruption.is_repaired { &self.counters.repaired } else { &self.counters.corrupted };
-        counter.fetch_add(1, Ordering::Relaxed);
+        let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
         let Some(on_corruption) = &self.options.on_corruption else { return };
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = reported.len() < MAX_REPORTED && reported.insert((corruption.area, corruption.block));
+        // Many blocks that were rebuilt must not hide one that was not.
+        let reported = &self.reported[usize::from(corruption.is_repaired)];
+        let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_reported = reported.report(corruption.area, corruption.block);
         drop(reported);
-        if is_new {
-            on_corruption(corruption);
+        if let Some(is_one_of_many) = is_reported {
+            on_corruption(corruption, is_one_of_many.then_some(count));
         }
     }
 
@@ -223,17 +250,18 @@ impl VerityStore {
         symbols.filter(|(_, other)| is_bad(*other)).map(|(symbol, _)| symbol).take(fec.roots() + 1).collect()
     }
 
-    /// Calls `read` with a block of the tree, verified; rebuilt if `repairs`.
+    /// Calls `read` with a block of the tree, rebuilt if `repairs`. Returns whether it is verified, which only a store
+    /// that ignores corruption does not need.
     fn with_hash_block(
         &self,
         level: u32,
         block: u64,
         repairs: bool,
         read: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), ReadError> {
+    ) -> Result<bool, ReadError> {
         let number = self.layout.levels()[level as usize].start_block + block;
         if self.cache.with(number, &mut *read).is_some() {
-            return Ok(());
+            return Ok(true);
         }
         let area = Area::Level(level);
         let mut bytes = vec![0; self.layout.hash_block_len()];
@@ -245,12 +273,16 @@ impl VerityStore {
         self.counters.hash_blocks.fetch_add(1, Ordering::Relaxed);
         let mut expected = [0; MAX_DIGEST_LEN];
         let expected = &mut expected[..digest.len()];
-        self.with_digests(area, block, repairs, &mut |found| expected.copy_from_slice(&found[..expected.len()]))?;
+        let mut take = |found: &[u8]| expected.copy_from_slice(&found[..expected.len()]);
+        let is_verified = self.with_digests(area, block, repairs, &mut take)?;
         let matches = *expected == digest || repairs && self.is_repaired(area, block, expected, &mut bytes);
         if matches {
             read(&bytes);
-            self.cache.insert(number, &bytes);
-            return Ok(());
+            // A digest in a bad block confirms nothing.
+            if is_verified {
+                self.cache.insert(number, &bytes);
+            }
+            return Ok(is_verified);
         }
         result?;
         if !self.options.ignore_corruption || !repairs {
@@ -258,21 +290,22 @@ impl VerityStore {
         }
         read(&bytes);
         self.report(&self.stores.corruption(&self.layout, area, block));
-        Ok(())
+        Ok(false)
     }
 
-    /// Calls `read` with the digest of a block, and those behind it in the same block of the tree.
+    /// Calls `read` with the digest of a block, and those behind it in the same block of the tree. Returns whether that
+    /// block is verified.
     fn with_digests(
         &self,
         area: Area,
         block: u64,
         repairs: bool,
         read: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), ReadError> {
+    ) -> Result<bool, ReadError> {
         let level = area.level_above();
         if level as usize == self.layout.levels().len() {
             read(&self.root);
-            return Ok(());
+            return Ok(true);
         }
         let at = (block & (self.layout.per_block() - 1)) as usize * self.layout.stride();
         self.with_hash_block(level, block >> self.layout.per_block_bits(), repairs, &mut |bytes| read(&bytes[at..]))
@@ -334,18 +367,23 @@ impl VerityStore {
                 }
             }
         };
-        self.with_digests(Area::Data, first, true, &mut compare).map_err(|error| (0, error))?;
+        let is_verified = self.with_digests(Area::Data, first, true, &mut compare).map_err(|error| (0, error))?;
         for (at, expected) in wrong {
             let (block, bytes) = (first + at as u64, &mut data[at * len..][..len]);
             if self.zero_digest.as_ref() == Some(&expected) {
                 bytes.fill(0);
             } else if self.is_repaired(Area::Data, block, &expected, bytes) {
                 // Counted.
-            } else if self.options.ignore_corruption {
-                self.report(&self.stores.corruption(&self.layout, Area::Data, block));
-            } else {
+            } else if !self.options.ignore_corruption {
                 return Err((at, self.corrupt(Area::Data, block)));
+            } else if is_verified {
+                self.report(&self.stores.corruption(&self.layout, Area::Data, block));
             }
+        }
+        let unverified = if is_verified { 0..0 } else { first..first + count as u64 };
+        for block in unverified {
+            let corruption = self.stores.corruption(&self.layout, Area::Data, block);
+            self.report(&Corruption { is_below_corrupted: true, ..corruption });
         }
         Ok(())
     }
@@ -443,7 +481,7 @@ pub fn verify_repairing(
     };
     let bad = Arc::new(Mutex::new(None));
     let first = Arc::clone(&bad);
-    let on_corruption: OnCorruption = Box::new(move |corruption| {
+    let on_corruption: OnCorruption = Box::new(move |corruption, _| {
         if !corruption.is_repaired {
             first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(*corruption);
         }

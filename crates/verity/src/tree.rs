@@ -68,6 +68,7 @@ impl Stores {
             is_root,
             is_spare: false,
             is_repaired: false,
+            is_below_corrupted: false,
         }
     }
 

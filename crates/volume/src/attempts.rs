@@ -4,7 +4,8 @@
 //! of trial are tried on as many threads as there are CPUs, when the first keyslot of all has not opened. Argon2 has
 //! threads of its own and takes memory, so such a keyslot is tried alone.
 //!
-//! The result is that of trying one after the other: a keyslot that opens stops only those behind it.
+//! The result is that of trying one after the other: a keyslot that opens stops only those behind it. A panic stops
+//! all.
 
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
@@ -114,19 +115,20 @@ impl<'a> Attempts<'a> {
         threads: usize,
         open: &Open<'_>,
     ) -> impl Iterator<Item = Outcome> + use<> {
-        let (next, opened, material) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX), Mutex::new(()));
+        let (next, over_from, material) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX), Mutex::new(()));
         let work = || {
             let mut outcomes = Vec::new();
+            let _stop = StopAllOnPanic(&over_from);
             loop {
                 let position = next.fetch_add(1, Ordering::Relaxed);
                 let limits = self.limits;
-                let attempt = Attempt { passphrase, limits, position, opened: &opened, material: &material };
+                let attempt = Attempt { passphrase, limits, position, over_from: &over_from, material: &material };
                 let Some(candidate) = run.get(position).filter(|_| !attempt.is_over()) else {
                     return outcomes;
                 };
                 let outcome = open(candidate.number, &attempt);
                 if matches!(outcome, Ok(Some(_))) {
-                    opened.fetch_min(position, Ordering::Relaxed);
+                    over_from.fetch_min(position + 1, Ordering::Relaxed);
                 }
                 outcomes.push((position, outcome));
             }
@@ -181,21 +183,33 @@ fn on_own_frame<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Ends the attempts of all threads if this one panics: the panic is passed on when the last thread has ended, and
+/// derivations may take minutes.
+struct StopAllOnPanic<'a>(&'a AtomicUsize);
+
+impl Drop for StopAllOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// One of several attempts at a time.
 pub(crate) struct Attempt<'a> {
     passphrase: &'a Secret,
     limits: &'a KdfLimits,
     /// Its place in the order of trial.
     position: usize,
-    /// The first place of a keyslot that has opened.
-    opened: &'a AtomicUsize,
+    /// The first place whose attempt is over: that behind a keyslot that has opened.
+    over_from: &'a AtomicUsize,
     material: &'a Mutex<()>,
 }
 
 impl Attempt<'_> {
-    /// Whether a keyslot before this one has opened, so that the outcome no longer matters.
+    /// Whether a keyslot before this one has opened or any attempt has panicked, so that the outcome no longer matters.
     pub(crate) fn is_over(&self) -> bool {
-        self.opened.load(Ordering::Relaxed) < self.position
+        self.over_from.load(Ordering::Relaxed) <= self.position
     }
 
     /// Derives the key of a keyslot's area. Fails if the attempt is over.
@@ -219,8 +233,10 @@ impl Attempt<'_> {
 mod tests {
     use super::*;
     use crate::pbkdf::{Argon2Cost, Hash};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
 
     const PBKDF2: Kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: 1000 };
     const ARGON2: Kdf = Kdf::Argon2id(Argon2Cost { time: 4, memory_kib: 32, lanes: 1 });
@@ -262,7 +278,7 @@ mod tests {
                 later.store(true, Ordering::SeqCst);
                 return key(2);
             }
-            while !later.load(Ordering::SeqCst) || attempt.opened.load(Ordering::SeqCst) == usize::MAX {
+            while !later.load(Ordering::SeqCst) || attempt.over_from.load(Ordering::SeqCst) == usize::MAX {
                 thread::yield_now();
             }
             assert!(!attempt.is_over(), "keyslot {number} is before the one that opened");
@@ -293,11 +309,35 @@ mod tests {
     }
 
     #[test]
+    fn panic_ends_all_attempts_and_is_passed_on() {
+        for panicking in 0..4 {
+            let (all, stopped) = (Barrier::new(4), AtomicUsize::new(0));
+            let open = |number: u32, attempt: &Attempt<'_>| {
+                if number < 4 {
+                    all.wait();
+                }
+                if number == panicking {
+                    panic!("keyslot {number}");
+                }
+                let begun = Instant::now();
+                while !attempt.is_over() && begun.elapsed() < Duration::from_secs(10) {
+                    thread::yield_now();
+                }
+                stopped.fetch_add(usize::from(attempt.is_over()), Ordering::SeqCst);
+                Err(KdfError::Stopped.into())
+            };
+            let panic = catch_unwind(AssertUnwindSafe(|| first_opened(6, 4, &open))).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&format!("keyslot {panicking}")));
+            assert_eq!(stopped.into_inner(), 3, "keyslot {panicking}: the others ended at once");
+        }
+    }
+
+    #[test]
     fn derivation_of_an_attempt_that_is_over_fails() {
-        let (opened, material) = (AtomicUsize::new(1), Mutex::new(()));
+        let (over_from, material) = (AtomicUsize::new(2), Mutex::new(()));
         let derive = |position, kdf: Kdf| {
             let (passphrase, limits) = (&Secret::new(b"x".to_vec()), &KdfLimits::default());
-            let attempt = Attempt { passphrase, limits, position, opened: &opened, material: &material };
+            let attempt = Attempt { passphrase, limits, position, over_from: &over_from, material: &material };
             attempt.derive(&kdf, b"saltsalt", &mut [0; 32])
         };
         assert_eq!(derive(1, PBKDF2), Ok(()));

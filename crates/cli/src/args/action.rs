@@ -138,6 +138,11 @@ impl Arguments {
         self.0.map(|word| running_name(word.into())).collect()
     }
 
+    /// Returns the arguments that are left, as paths.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.0.as_slice().iter().map(PathBuf::from).collect()
+    }
+
     /// Returns the number of arguments that are left.
     pub(crate) fn count(&self) -> usize {
         self.0.len()
@@ -189,12 +194,9 @@ pub(crate) const UNLOCK: &[&str] = &[
     "disable-keyring",
     "volume-key-file",
     "volume-key-keyring",
-    "connect-timeout",
-    "reconnect-delay",
-    "store-timeout",
-    "steal-lock",
-    "replay",
 ];
+/// Devices that are not on this host.
+pub(crate) const REMOTE: &[&str] = &["connect-timeout", "reconnect-delay", "store-timeout", "steal-lock", "replay"];
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];

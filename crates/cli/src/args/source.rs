@@ -20,8 +20,8 @@ use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
 use crate::volume::remote::{self, RemoteKind};
 use crate::volume::source::{
-    FreshnessArgs, HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin,
-    VolumeType,
+    FreshnessArgs, HeaderArgs, KeyArgs, KeyFile, Luks, NoJournal, SourceArgs, TokenArgs, VolumeKeyArgs,
+    VolumeKeyOrigin, VolumeType,
 };
 use crate::volume::table::TableArg;
 use crate::volume::token::HELPERS;
@@ -170,7 +170,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         }
     }
     if !matches!(volume_type, VolumeType::Luks(_)) {
-        check_without_header(options, &name)?;
+        check_without_header(options, matches!(volume_type, VolumeType::Plain(_)), &name)?;
     }
     if matches!(volume_type, VolumeType::Raw | VolumeType::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
@@ -178,7 +178,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     let (header, key, links) = (options.header.clone(), key_args(options)?, links_of(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
     let (shared, persistent, no_journal) =
-        (options.shared, options.persistent, options.integrity_no_journal.then_some("integrity-no-journal"));
+        (options.shared, options.persistent, options.integrity_no_journal.then_some(NoJournal::Option));
     let freshness = freshness_args(options)?;
     let zero_holes = options.has_zero_holes();
     if zero_holes && matches!(volume_type, VolumeType::Raw) {
@@ -220,7 +220,7 @@ pub(crate) fn check_remote(options: &Options, devices: &[PathBuf]) -> anyhow::Re
 }
 
 /// Refuses options that need a LUKS header.
-fn check_without_header(options: &Options, name: &str) -> anyhow::Result<()> {
+fn check_without_header(options: &Options, is_plain: bool, name: &str) -> anyhow::Result<()> {
     let not_allowed = |option: &str| Err(CliError::usage(format!("Option --{option} is not allowed with {name}.")));
     if options.volume_key_file.is_some() {
         return not_allowed("volume-key-file");
@@ -237,7 +237,7 @@ fn check_without_header(options: &Options, name: &str) -> anyhow::Result<()> {
         (options.token_type.is_some(), "token-type"),
         (options.token_only, "token-only"),
         (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
-        (options.integrity_no_journal, "integrity-no-journal"),
+        (options.integrity_no_journal && !is_plain, "integrity-no-journal"),
         (options.freshness.is_some(), "freshness"),
     ];
     if let Some((_, option)) = given.iter().find(|(given, _)| *given) {

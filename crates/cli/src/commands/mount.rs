@@ -8,7 +8,7 @@ use anyhow::Context;
 use super::close;
 use super::open::{self, OpenArgs};
 use crate::args::action::{
-    ATTACH, Action, HOLES, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK, name_of,
+    ATTACH, Action, HOLES, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK, name_of,
 };
 use crate::args::options::Options;
 use crate::attach::holders;
@@ -23,6 +23,7 @@ pub(crate) const ACTION: Action = Action {
     options: &[
         KEY,
         UNLOCK,
+        REMOTE,
         TOKENS,
         PLAIN,
         POLICY,

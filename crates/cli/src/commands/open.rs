@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use super::{persistent, test_passphrase};
 use crate::args::action::{
-    ATTACH, Action, Alias, Arguments, HOLES, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
+    ATTACH, Action, Alias, Arguments, HOLES, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, SOURCE, THREAD_FLAGS,
+    TOKENS, UNLOCK,
 };
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
@@ -49,7 +50,7 @@ pub(crate) const ACTION: Action = Action {
         Alias { volume_type: Some("plain"), is_swapped: true, ..Alias::new("create") },
     ],
     arguments: &[SOURCE, "[<name>]"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SEALED, HOLES, ATTACH, THREAD_FLAGS, OPEN],
+    options: &[KEY, UNLOCK, REMOTE, TOKENS, PLAIN, POLICY, SEALED, HOLES, ATTACH, THREAD_FLAGS, OPEN],
     about: "open a volume as a block device or a file",
     prepare,
 };

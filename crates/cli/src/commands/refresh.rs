@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::persistent;
 use super::running_key::{RunningKey, check_type};
-use crate::args::action::{Action, Arguments, KEY, NAME, Prepared, THREAD_FLAGS, TOKENS, UNLOCK};
+use crate::args::action::{Action, Arguments, KEY, NAME, Prepared, REMOTE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
 use crate::args::source::flags_of;
 use crate::control::client::Client;
@@ -23,6 +23,7 @@ pub(crate) const ACTION: Action = Action {
         THREAD_FLAGS,
         KEY,
         UNLOCK,
+        REMOTE,
         TOKENS,
         &["allow-discards", "persistent", "refresh", "key-size", "policy", "serialize-memory-hard-pbkdf"],
     ],

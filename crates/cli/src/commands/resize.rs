@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::running_key::RunningKey;
-use crate::args::action::{Action, KEY, NAME, Prepared, TOKENS, UNLOCK};
+use crate::args::action::{Action, KEY, NAME, Prepared, REMOTE, TOKENS, UNLOCK};
 use crate::args::options::Options;
 use crate::control::client::Client;
 use crate::error::CliError;
@@ -12,7 +12,13 @@ pub(crate) const ACTION: Action = Action {
     name: "resize",
     aliases: &[],
     arguments: &[NAME],
-    options: &[KEY, TOKENS, UNLOCK, &["size", "device-size", "key-size", "policy", "serialize-memory-hard-pbkdf"]],
+    options: &[
+        KEY,
+        TOKENS,
+        UNLOCK,
+        REMOTE,
+        &["size", "device-size", "key-size", "policy", "serialize-memory-hard-pbkdf"],
+    ],
     about: "resize a volume: to --size, or to the current length of its device",
     prepare: |options, mut arguments| {
         let (name, key, sectors) = (arguments.name()?, RunningKey::new(&options)?, sectors_of(&options)?);

@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde_json::json;
 
 use super::running_key::{RunningKey, check_type};
-use crate::args::action::{Action, Alias, KEY, NAME, Prepared, TOKENS, UNLOCK};
+use crate::args::action::{Action, Alias, KEY, NAME, Prepared, REMOTE, TOKENS, UNLOCK};
 use crate::args::source::links_of;
 use crate::control::client::Client;
 use crate::control::name::Name;
@@ -19,7 +19,13 @@ pub(crate) const ACTION: Action = Action {
     name: "resume",
     aliases: &[Alias { volume_type: Some("luks"), ..Alias::new("luksResume") }],
     arguments: &[NAME],
-    options: &[KEY, TOKENS, UNLOCK, &["key-size", "policy", "serialize-memory-hard-pbkdf", "link-vk-to-keyring"]],
+    options: &[
+        KEY,
+        TOKENS,
+        UNLOCK,
+        REMOTE,
+        &["key-size", "policy", "serialize-memory-hard-pbkdf", "link-vk-to-keyring"],
+    ],
     about: "restore the key and resume I/O",
     prepare: |options, mut arguments| {
         let (name, key, links) = (arguments.name()?, RunningKey::new(&options)?, links_of(&options)?);

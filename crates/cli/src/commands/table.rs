@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, REMOTE, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::source::source_args;
 use crate::error::CliError;
 use crate::ui::print::{print, warn};
@@ -25,6 +25,7 @@ pub(crate) const ACTION: Action = Action {
     options: &[
         KEY,
         UNLOCK,
+        REMOTE,
         TOKENS,
         PLAIN,
         POLICY,

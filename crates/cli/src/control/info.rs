@@ -375,8 +375,8 @@ fn sectors(number: u64) -> String {
 mod tests {
     use super::*;
     use crate::error::status_of;
+    use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
-    use inlock_engine::{Access, BackingStore, Errno, Geometry, StoreProfile};
     use inlock_volume::{DataUnitSize, Segment, VolumeKey};
     use std::num::NonZero;
     use std::sync::Arc;
@@ -415,43 +415,12 @@ mod tests {
         raw(info()).check_same_volume(&raw(info())).unwrap();
     }
 
-    /// Memory that has exact holes, as an image of RBD.
-    struct Holed(MemoryStore);
-
-    impl BackingStore for Holed {
-        fn geometry(&self) -> Geometry {
-            self.0.geometry()
-        }
-
-        fn profile(&self) -> StoreProfile {
-            let mut profile = self.0.profile();
-            profile.hole_len = NonZero::new(1 << 20);
-            profile
-        }
-
-        fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-            self.0.read_at(data, offset)
-        }
-
-        fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-            self.0.write_at(data, offset)
-        }
-
-        fn sync(&self) -> Result<(), Errno> {
-            self.0.sync()
-        }
-
-        fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-            self.0.discard(offset, len)
-        }
-    }
-
     #[test]
     fn status_says_that_holes_are_zero() {
         let spec = "aes-xts-plain64".parse().unwrap();
         let segment = Segment::whole(Some(spec), DataUnitSize::SECTOR);
         for zero_holes in [false, true] {
-            let store = Arc::new(Holed(MemoryStore::new(vec![0; 4 << 20])));
+            let store = Arc::new(MemoryStore::new(vec![0; 4 << 20]).with_exact_holes(NonZero::new(1 << 20).unwrap()));
             let device =
                 Device::new(&[segment], &VolumeKey::new(&[[3; 32], [4; 32]].concat()), store, Access::default());
             let device = if zero_holes { device.unwrap().with_zero_holes().unwrap() } else { device.unwrap() };

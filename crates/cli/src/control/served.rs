@@ -234,20 +234,28 @@ impl ServedVolume {
         if len > before { self.hooks.resized(len) } else { Ok(()) }
     }
 
-    /// Takes the key of a volume with integrity protection from its table, the only one that it accepts.
+    /// Takes the key and the flags of a volume with integrity protection from its table, the only one that it accepts.
     fn restore_key(&self, table: IntegrityTable) -> anyhow::Result<()> {
-        let given = table.sealed.as_ref().zip(self.sealed());
-        let given = given.filter(|(line, sealed)| line.segment == sealed.segment);
-        let Some((line, sealed)) = given else {
-            return Err(CliError::refused(
-                "The table is not that of the volume.",
-                "to use another table with integrity, close the volume and open it with that table",
-            ));
+        let Some((line, sealed)) = table.sealed.as_ref().zip(self.sealed()) else {
+            return Err(CliError::refused("The table is not that of the volume.", OPEN_AGAIN));
         };
+        sealed.line.check_unchanged(&table, sealed.store.device())?;
+        if line.segment != sealed.segment {
+            let message = "The table changes the cipher, the data units or the IVs of the volume.";
+            return Err(CliError::refused(message, OPEN_AGAIN));
+        }
         if !self.info().check.as_ref().is_some_and(|check| check.is_made_with(&line.key)) {
             return Err(CliError::OtherKey.into());
         }
+        if line.options.allow_discards && !self.info().allow_discards {
+            let message = "The table allows discards, which a volume with integrity protection has not.";
+            return Err(CliError::refused(message, "remove allow_discards from the line of crypt"));
+        }
+        let mut info = self.info().clone();
+        info.set_flags(&line.options);
+        self.files.publish(&info)?;
         sealed.set_key(&line.key)?;
+        *self.info() = info;
         self.key_present.store(true, Ordering::Release);
         Ok(())
     }

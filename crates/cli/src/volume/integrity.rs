@@ -19,13 +19,11 @@ use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
+use super::integrity_line::{DEFAULT_COMMIT_TIME, RunningLine};
 use super::lock::{self, DeviceLock};
 use super::threads::limit_waits;
 use crate::error::CliError;
 use crate::ui::print::warn;
-
-/// Time between two commits of the journal, or two flushes of the bitmap.
-pub(crate) const DEFAULT_COMMIT_TIME: Duration = Duration::from_secs(10);
 
 /// The devices of a volume, opened and locked.
 pub(crate) struct IntegrityDevices {
@@ -77,6 +75,8 @@ pub(crate) struct IntegrityOpening {
     pub start: u64,
     /// `--freshness`
     pub freshness: Option<FreshnessCheck>,
+    /// The line of a table.
+    pub line: Option<RunningLine>,
 }
 
 impl IntegrityOpening {
@@ -87,7 +87,8 @@ impl IntegrityOpening {
         freshness: Option<FreshnessCheck>,
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
-        Self { options: OpenOptions::new(mode), every: DEFAULT_COMMIT_TIME, start: segment.data_offset.0, freshness }
+        let (options, start) = (OpenOptions::new(mode), segment.data_offset.0);
+        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None }
     }
 
     /// Opens the volume below a segment, after a comparison with its freshness file.
@@ -290,6 +291,7 @@ pub(crate) struct RunningIntegrity {
 pub(crate) struct SealedStore {
     pub store: Arc<IntegrityStore>,
     pub segment: AuthenticatedSegment,
+    pub line: Arc<RunningLine>,
 }
 
 impl SealedStore {

@@ -2,33 +2,18 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{
-    Flags, IntegrityError, JournalCipher, Layout, Mode, OpenOptions, Stores, Superblock, TagAlgorithm, TagHash, load,
-};
+use inlock_integrity::{IntegrityError, JournalCipher, Mode, OpenOptions, Stores, TagAlgorithm, TagHash, load};
 use inlock_volume::AuthenticatedSegment;
-use inlock_volume::table::{CryptOptions, IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName};
+use inlock_volume::table::{CryptOptions, IntegrityLine, IntegrityTable, KeyedName};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::device::Device;
-use super::integrity::{DEFAULT_COMMIT_TIME, IntegrityOpening, cannot_use, stores};
+use super::integrity::{IntegrityOpening, cannot_use, stores};
+use super::integrity_line::{DEFAULT_COMMIT_TIME, MODES, RunningLine, arguments, mode_in_table};
 use crate::error::CliError;
-
-/// Sectors of a buffer, and percentage of the journal at which it is copied: the kernel's defaults.
-const BUFFER_SECTORS: u64 = 128;
-const WATERMARK: u64 = 50;
-/// Modes of a table, and those of the library. Mode `I` has none.
-const MODES: [(IntegrityMode, Mode); 4] = [
-    (IntegrityMode::Journal, Mode::Journal),
-    (IntegrityMode::Bitmap, Mode::Bitmap),
-    (IntegrityMode::Direct, Mode::Direct),
-    (IntegrityMode::Recovery, Mode::Recovery),
-];
-/// Sectors of the superblock.
-const SUPERBLOCK_SECTORS: u64 = 8;
 
 /// Returns the flags of a device that allows discards or not.
 pub(super) fn allow_discards(allowed: bool) -> CryptOptions {
@@ -84,7 +69,8 @@ pub(super) fn opening(
         _ => given.counts.commit_time,
     };
     let every = interval.map_or(DEFAULT_COMMIT_TIME, Duration::from_millis);
-    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None })
+    let running = RunningLine::of_table(line, metadata, data)?;
+    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None, line: Some(running) })
 }
 
 /// Returns the error of a line that its volume does not agree with.
@@ -120,28 +106,8 @@ pub(super) fn of_volume(
 ) -> anyhow::Result<IntegrityTable> {
     let stores = Stores { start: opening.start, ..stores(data, None, IoMode::Sync, true)? };
     let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
-    let in_table = MODES.into_iter().find(|(_, mode)| *mode == opening.options.mode);
-    let (mode, _) = in_table.context("the mode has no letter in a table")?;
+    let mode = mode_in_table(opening.options.mode)?;
     let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);
     line.options = arguments(&superblock, &layout, mode);
     Ok(IntegrityTable::new(layout.provided_data_sectors, line).with_sealed(name, segment, key, flags))
-}
-
-/// Returns the arguments that the kernel shows for a volume.
-fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> IntegrityArguments {
-    let mut arguments = IntegrityArguments::default();
-    arguments.block_size = u32::try_from(superblock.block_len()).ok();
-    arguments.recalculate = superblock.flags.has(Flags::RECALCULATING);
-    arguments.fix_padding = superblock.flags.has(Flags::FIXED_PADDING);
-    arguments.fix_hmac = superblock.flags.has(Flags::FIXED_HMAC);
-    let counts = &mut arguments.counts;
-    counts.journal_sectors = Some(layout.initial_sectors - SUPERBLOCK_SECTORS);
-    counts.interleave_sectors = Some(1 << superblock.log2_interleave_sectors);
-    // A buffer of the kernel does not reach over the end of a tag area.
-    counts.buffer_sectors = Some(BUFFER_SECTORS.min(1 << layout.metadata_run.trailing_zeros()));
-    if mode == IntegrityMode::Journal {
-        counts.journal_watermark = Some(WATERMARK);
-        counts.commit_time = u64::try_from(DEFAULT_COMMIT_TIME.as_millis()).ok();
-    }
-    arguments
 }

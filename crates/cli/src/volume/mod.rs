@@ -12,6 +12,7 @@ mod holes;
 pub(crate) mod info;
 pub(crate) mod integrity;
 pub(crate) mod integrity_args;
+pub(crate) mod integrity_line;
 pub(crate) mod integrity_table;
 pub(crate) mod key_check;
 pub(crate) mod keyring;

@@ -23,7 +23,7 @@ use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
 use super::remote;
 use super::secret::{self, Ask};
-use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
+use super::source::{KeyArgs, Luks, NoJournal, SourceArgs, VolumeType};
 use super::table::{self, Devices};
 use super::unlocked::{Contents, SCRUB, UnlockedVolume};
 use super::verity::{VerityArgs, VerityDevices};
@@ -101,6 +101,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
             args.policy.check_segments(&segments).map_err(against_policy(named(&data)))?;
             args.policy.check_key_len(plain.key_len).map_err(against_policy(named(&data)))?;
             zones::check(&data, &segments, "align --offset, --size and --sector-size with the zones")?;
+            check_no_journal(args, &data)?;
             let key = match keys {
                 KeySource::User { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
                 KeySource::Provider(provider) => provider.key()?,
@@ -143,6 +144,21 @@ fn forbid_discards(contents: &Contents, info: &mut VolumeInfo) {
     }
 }
 
+/// Refuses `--resume-wipe` of a volume without integrity protection, and warns of `--integrity-no-journal`.
+fn check_no_journal(args: &SourceArgs, data: &Device) -> anyhow::Result<()> {
+    match args.no_journal {
+        None => {}
+        Some(NoJournal::ResumeWipe) => {
+            return Err(CliError::usage("Option --resume-wipe needs a LUKS2 volume with integrity protection."));
+        }
+        Some(NoJournal::Option) => warn(format_args!(
+            "{}: the volume has no integrity protection, and --integrity-no-journal has no effect",
+            data.path.display()
+        )),
+    }
+    Ok(())
+}
+
 /// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
 fn unlock_luks(
     luks: Luks,
@@ -177,9 +193,8 @@ fn unlock_luks(
     if !is_authenticated && args.freshness.is_some() {
         return Err(CliError::usage("Option --freshness needs a LUKS2 volume with integrity protection."));
     }
-    if let Some(option) = args.no_journal.filter(|_| !is_authenticated) {
-        let message = format!("Option --{option} needs a LUKS2 volume with integrity protection.");
-        return Err(CliError::usage(message));
+    if !is_authenticated {
+        check_no_journal(args, data)?;
     }
     info.kind = header.kind();
     check_links(&args.links, &info.kind)?;
@@ -288,7 +303,8 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
         info.device = resolved(&data.path);
     }
     info.flags.allow_discards = integrity.allow_discards;
-    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every, start: 0, freshness: None };
+    let (options, every) = (integrity.load()?, integrity.every);
+    let opening = IntegrityOpening { options, every, start: 0, freshness: None, line: None };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }

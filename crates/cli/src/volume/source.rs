@@ -24,8 +24,8 @@ pub(crate) struct SourceArgs {
     /// `--persistent`: `flags` replace those of the header.
     pub persistent: bool,
     pub policy: HeaderPolicy,
-    /// Name of the option for which a volume with integrity protection is opened without its journal.
-    pub no_journal: Option<&'static str>,
+    /// Why a volume with integrity protection is opened without its journal.
+    pub no_journal: Option<NoJournal>,
     /// `--freshness`
     pub freshness: Option<FreshnessArgs>,
     /// `--link-vk-to-keyring`
@@ -34,6 +34,15 @@ pub(crate) struct SourceArgs {
     pub shared: bool,
     /// `--holes zero`: holes of the device read as zeroes.
     pub zero_holes: bool,
+}
+
+/// Reason for which a journal is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoJournal {
+    /// `--integrity-no-journal`, which scripts pass for every volume, as cryptsetup allows.
+    Option,
+    /// `--resume-wipe`, which needs integrity protection.
+    ResumeWipe,
 }
 
 /// Type of a volume.

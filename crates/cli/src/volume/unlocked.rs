@@ -16,6 +16,7 @@ use super::engine::VolumeEngine;
 use super::holes;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
+use super::integrity_line::RunningLine;
 use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
@@ -208,12 +209,13 @@ impl UnlockedVolume {
                 verity = Some(Arc::clone(&store));
                 (device_of_stack(&stack, store, &data, access, path)?, None)
             }
-            Contents::Authenticated(segment, key, opening) => {
+            Contents::Authenticated(segment, key, mut opening) => {
+                let line = opening.line.take().unwrap_or_else(|| RunningLine::of_header(&data[0], opening.start));
                 let inner = segment.spec.inner();
                 let access = access_to(inner.into_iter(), access, path);
                 let integrity = opening.open_fresh(&data[0], data.get(1), &key, mode, access.read_only)?;
                 let store = integrity.sealed(segment, &key)?;
-                let sealed = Some(SealedStore { store: Arc::clone(&store), segment });
+                let sealed = Some(SealedStore { store: Arc::clone(&store), segment, line: Arc::new(line) });
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
                 let store = threaded(store, &data[0], data.get(1))?;
                 (engine::Device::raw(store, access), Some((integrity, running)))

@@ -326,9 +326,16 @@ impl VerityOpening {
             ignore_corruption: self.ignore_corruption,
             ignore_zero_blocks: self.ignore_zero_blocks,
             fec,
-            on_corruption: Some(Box::new(move |corruption| {
+            on_corruption: Some(Box::new(move |corruption, count| {
                 let path = if corruption.area == Area::Data { &data_path } else { &hash_path };
-                warn(format_args!("{}: {corruption}", path.display()));
+                match count {
+                    None => warn(format_args!("{}: {corruption}", path.display())),
+                    Some(count) => {
+                        let what = if corruption.is_repaired { "blocks that were rebuilt" } else { "bad blocks" };
+                        let (path, total) = (path.display(), format_args!("{count} reads of {what} so far"));
+                        warn(format_args!("{path}: {corruption}; {total}, which `inlock status` counts"));
+                    }
+                }
             })),
             ..OpenOptions::default()
         };

@@ -1,6 +1,6 @@
 //! TLS of `serve`, with the clients of libnbd, QEMU and Inlock.
 
-use crate::harness::{Dir, call, call_with, have, inlock, noise, run};
+use crate::harness::{Dir, call, call_with, have, inlock, memory, noise, run};
 use crate::{start, stop};
 use inlock_tests::certificates::Authority;
 use inlock_tests::nbd::{Connection, option};
@@ -272,6 +272,25 @@ fn certificates_that_cannot_be_used_are_refused_before_listening() {
     fs::remove_file(dir.path("c").join("ca-cert.pem")).unwrap();
     tls(&peer).fails(4, &["ca-cert.pem: No such file"]);
     count("serve_tls_bad_files", cases);
+}
+
+/// The file of a private key was read, and its text is nowhere in the server's memory.
+#[test]
+fn text_of_the_private_key_is_wiped() {
+    let dir = Dir::new();
+    let (_authority, certificates) = authority(&dir);
+    let text = fs::read_to_string(dir.path("c").join("server-key.pem")).unwrap();
+    let line = text.lines().nth(1).unwrap().as_bytes();
+    // In a long file the key is where the next allocations do not overwrite it.
+    let long = format!("{text}{}", "Text behind a key is no part of it.\n".repeat(2000));
+    fs::write(dir.path("c").join("server-key.pem"), long).unwrap();
+    let image = dir.image("image", 1);
+    let address = format!("unix:{}", dir.name("s"));
+    let (child, _) = start(&[&["--type", "raw", &image, "--nbd", &address][..], &require(&certificates)].concat());
+    if let Some(found) = memory::count(Pid::from_child(&child), &[&line[..48]]) {
+        assert_eq!(found, 0, "copies of the text");
+    }
+    assert_eq!(stop(child, Signal::TERM).0, Some(0));
 }
 
 #[test]

@@ -1,21 +1,44 @@
 //! A store in memory, for tests and benchmarks.
 
-use super::{BackingStore, Geometry};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
 use crate::errno::Errno;
-use std::sync::{PoisonError, RwLock};
+use std::num::NonZeroU64;
+use std::sync::{Mutex, PoisonError, RwLock};
 
 /// Backing store in memory.
 #[derive(Debug)]
 pub struct MemoryStore {
     bytes: RwLock<Vec<u8>>,
     len: u64,
+    holes: Option<ExactHoles>,
+}
+
+/// Holes that read as zeroes, and the discards that made them.
+#[derive(Debug)]
+struct ExactHoles {
+    len: NonZeroU64,
+    discards: Mutex<Vec<(u64, u64)>>,
 }
 
 impl MemoryStore {
     /// Creates a store that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
         let len = bytes.len() as u64;
-        Self { bytes: RwLock::new(bytes), len }
+        Self { bytes: RwLock::new(bytes), len, holes: None }
+    }
+
+    /// Gives the store exact holes of `len` bytes ([`StoreProfile::hole_len`]): those that are zeroes.
+    #[must_use]
+    pub fn with_exact_holes(self, len: NonZeroU64) -> Self {
+        Self { holes: Some(ExactHoles { len, discards: Mutex::default() }), ..self }
+    }
+
+    /// Returns offset and length of each discard since the last call, if the store has exact holes.
+    pub fn take_discards(&self) -> Vec<(u64, u64)> {
+        let discards = self.holes.as_ref().map(|holes| &holes.discards);
+        discards.map_or_else(Vec::new, |discards| {
+            std::mem::take(&mut *discards.lock().unwrap_or_else(PoisonError::into_inner))
+        })
     }
 
     /// Returns a copy of the content.
@@ -27,6 +50,10 @@ impl MemoryStore {
 impl BackingStore for MemoryStore {
     fn geometry(&self) -> Geometry {
         Geometry { len: self.len, read_only: false }
+    }
+
+    fn profile(&self) -> StoreProfile {
+        StoreProfile { hole_len: self.holes.as_ref().map(|holes| holes.len), ..StoreProfile::default() }
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -57,6 +84,19 @@ impl BackingStore for MemoryStore {
         let start = offset.min(self.len) as usize;
         let end = offset.saturating_add(len).min(self.len) as usize;
         bytes[start..end].fill(0);
+        if let Some(holes) = &self.holes {
+            holes.discards.lock().unwrap_or_else(PoisonError::into_inner).push((offset, len));
+        }
         Ok(())
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let Some(holes) = &self.holes else { return Ok(BlockStatus::allocated(offset, len)) };
+        // The part of one hole.
+        let len = len.min(holes.len.get() - offset % holes.len);
+        let bytes = self.bytes.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, end) = (offset.min(self.len) as usize, (offset + len).min(self.len) as usize);
+        let is_hole = bytes[start..end].iter().all(|byte| *byte == 0);
+        Ok(if is_hole { BlockStatus::hole(offset, len) } else { BlockStatus::allocated(offset, len) })
     }
 }

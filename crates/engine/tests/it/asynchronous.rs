@@ -7,7 +7,7 @@ use inlock_engine::fault_injection::{Call, Fault, Injector, around};
 use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry};
+use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
 use inlock_engine::{BlockingDevice, Errno, RequestError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,7 +24,12 @@ pub(crate) struct ThreadStore {
 
 impl ThreadStore {
     pub(crate) fn new(image: Vec<u8>, faults: Arc<dyn Injector>) -> Self {
-        let memory = Arc::new(MemoryStore::new(image));
+        Self::over(MemoryStore::new(image), faults)
+    }
+
+    /// Puts this memory behind a thread.
+    pub(crate) fn over(memory: MemoryStore, faults: Arc<dyn Injector>) -> Self {
+        let memory = Arc::new(memory);
         let (sender, receiver) = channel();
         let (aborted, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let state = StoreThread {
@@ -66,6 +71,9 @@ impl AsyncStore for ThreadStore {
 impl BackingStore for ThreadStore {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
+    }
+    fn profile(&self) -> StoreProfile {
+        self.memory.profile()
     }
     fn asynchronous(&self) -> Option<&dyn AsyncStore> {
         Some(self)

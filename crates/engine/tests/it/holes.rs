@@ -5,16 +5,15 @@ use crate::scripted::{self, Ask};
 use crate::support::{Random, independent_plaintext_at, key, with};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment};
 use inlock_engine::fault_injection::{Call, Fault, Injector};
-use inlock_engine::store::asynchronous::AsyncStore;
+use inlock_engine::store::BackingStore;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
 use inlock_engine::{
     Access, BlockingDevice, ControlError, CryptMapping, Device, Errno, RequestError, TargetError, Zeroing,
 };
 use std::io::IoSliceMut;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Length of what a discard makes a hole, as an object of Ceph.
 const HOLE: u64 = 64 << 10;
@@ -22,41 +21,9 @@ const HOLE: u64 = 64 << 10;
 const DATA: u64 = HOLE + 4096;
 const LEN: u64 = 5 * HOLE;
 
-/// A store with exact holes, which notes the discards that callers ask for.
-struct HoleStore<S> {
-    inner: S,
-    discards: Mutex<Vec<(u64, u64)>>,
-}
-
-impl<S> HoleStore<S> {
-    fn new(inner: S) -> Arc<Self> {
-        Arc::new(Self { inner, discards: Mutex::default() })
-    }
-}
-
-impl<S: BackingStore> BackingStore for HoleStore<S> {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn profile(&self) -> StoreProfile {
-        with!(self.inner.profile(); hole_len: NonZeroU64::new(HOLE))
-    }
-    fn asynchronous(&self) -> Option<&dyn AsyncStore> {
-        self.inner.asynchronous()
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        self.inner.sync()
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.discards.lock().unwrap().push((offset, len));
-        self.inner.discard(offset, len)
-    }
+/// Memory with exact holes.
+fn memory() -> MemoryStore {
+    MemoryStore::new(image()).with_exact_holes(NonZeroU64::new(HOLE).unwrap())
 }
 
 fn segment(unit: u32) -> Segment {
@@ -147,14 +114,14 @@ fn agrees(store: Arc<dyn BackingStore>, unit: u32, seed: u64, contents: impl Fn(
 #[test]
 fn holes_read_as_zeroes_and_writes_into_them_change_no_other_byte() {
     for (seed, unit) in [(1, 512), (2, 4096), (3, 4096), (4, 1024)] {
-        let memory = HoleStore::new(MemoryStore::new(image()));
-        agrees(Arc::clone(&memory) as _, unit, seed, || memory.inner.contents());
+        let store = Arc::new(memory());
+        agrees(Arc::clone(&store) as _, unit, seed, || store.contents());
         let none = |_: Call| None;
-        let store = HoleStore::new(ThreadStore::new(image(), Arc::new(none)));
-        agrees(Arc::clone(&store) as _, unit, seed + 10, || store.inner.contents());
+        let store = Arc::new(ThreadStore::over(memory(), Arc::new(none)));
+        agrees(Arc::clone(&store) as _, unit, seed + 10, || store.contents());
         scripted::offloaded(|| {
-            let store = HoleStore::new(MemoryStore::new(image()));
-            agrees(Arc::clone(&store) as _, unit, seed + 20, || store.inner.contents());
+            let store = Arc::new(memory());
+            agrees(Arc::clone(&store) as _, unit, seed + 20, || store.contents());
         });
     }
 }
@@ -162,7 +129,7 @@ fn holes_read_as_zeroes_and_writes_into_them_change_no_other_byte() {
 /// Without the option the same image reads as in dm-crypt.
 #[test]
 fn holes_are_noise_unless_asked_for() {
-    let store = HoleStore::new(MemoryStore::new(image()));
+    let store = Arc::new(memory());
     let mut noise = vec![0; 4096];
     BlockingDevice::new(Arc::new(noisy(Arc::clone(&store) as _, 4096))).read_at(&mut noise, 0).unwrap();
     assert!(noise.iter().filter(|byte| **byte == 0).count() < 64, "a hole decrypts to noise");
@@ -173,7 +140,7 @@ fn holes_are_noise_unless_asked_for() {
 /// Bytes that could not be read again are not written.
 #[test]
 fn write_whose_ciphertext_is_a_hole_fails() {
-    let store = HoleStore::new(MemoryStore::new(image()));
+    let store = Arc::new(memory());
     let mut noise = vec![0; 8192];
     BlockingDevice::new(Arc::new(noisy(Arc::clone(&store) as _, 4096))).read_at(&mut noise, 8192).unwrap();
     let device = device(Arc::clone(&store) as _, 4096);
@@ -206,7 +173,7 @@ fn write_whose_ciphertext_is_a_hole_fails() {
 
 #[test]
 fn zeroing_divides_a_range_at_whole_holes() {
-    let store = HoleStore::new(MemoryStore::new(image()));
+    let store = Arc::new(memory());
     let mapping = device(Arc::clone(&store) as _, 4096).mapping();
     let first = HOLE - 4096;
     for (offset, len, expected) in [
@@ -241,7 +208,7 @@ fn discard_waits_for_writes_of_parts_of_its_units() {
     for blocks in [false, true] {
         let slow_reads = |call: Call| matches!(call, Call::Read).then_some(Fault::Delay(30));
         let faults: Arc<dyn Injector> = Arc::new(slow_reads);
-        let store = HoleStore::new(ThreadStore::new(image(), faults));
+        let store = Arc::new(ThreadStore::over(memory(), faults));
         let device = device(Arc::clone(&store) as _, 4096);
         let (start, len) = (2 * HOLE - DATA, HOLE);
         let fill = Ask::Write { offset: start, data: vec![5; len as usize], durable: false };
@@ -258,7 +225,7 @@ fn discard_waits_for_writes_of_parts_of_its_units() {
         });
         assert!(scripted::run(&device, IoMode::Auto, 2, script).iter().all(Result::is_ok));
         blocking.join().unwrap();
-        let plain = plaintext(&store.inner.contents(), 4096);
+        let plain = plaintext(&store.contents(), 4096);
         let found = &plain[start as usize..(start + len) as usize];
         // Either order is right; the bytes around those of the write are zeroes in both.
         assert!(found[..10].iter().chain(&found[20..]).all(|byte| *byte == 0), "bytes from before the discard");
@@ -267,7 +234,7 @@ fn discard_waits_for_writes_of_parts_of_its_units() {
 
 #[test]
 fn holes_stay_zero_with_another_key_table_or_length() {
-    let store = HoleStore::new(MemoryStore::new(image()));
+    let store = Arc::new(memory());
     let device = device(Arc::clone(&store) as _, 4096);
     let is_zero = || {
         let mut found = vec![1; 8192];

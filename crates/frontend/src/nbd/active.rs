@@ -6,25 +6,24 @@
 //! second buffer. Nothing here knows the session: it lends its [`Output`] and its [`Memory`].
 
 mod pending_write;
+mod turn;
 
 use super::block_status::{MAX_EXTENTS, put_block_status};
 use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
-use super::protocol::{Export, NbdError, command, command_flag};
-use super::throttle::{Blocked, Charge, Throttle};
+use super::protocol::{NbdError, command, command_flag};
+use super::throttle::Charge;
 use super::transmission::{Command, Head, extent_len};
 use super::zeroing::zeroing;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
-use inlock_engine::{Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError, Zeroing};
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Instant;
+use inlock_engine::{Buffer, BufferPool, Errno, MappedRange, Mapping, RequestError, Zeroing};
 
 pub(super) use pending_write::PendingWrite;
+pub(super) use turn::Turn;
 
 /// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
 /// sessions begin theirs in between.
@@ -41,44 +40,6 @@ const MAX_TRIMS: u32 = 1;
 const MAX_ACTIVE: usize = MAX_REQUESTS_WITHOUT_DATA;
 /// Active requests that are reserved for sessions that have none.
 const RESERVED_ACTIVE: usize = 1024;
-
-/// Parts of the worker that one turn lends to sessions and active requests.
-pub(super) struct Turn<'a> {
-    pub(super) pool: &'a mut BufferPool,
-    pub(super) device: &'a Device,
-    pub(super) mapping: &'a Mapping,
-    /// Requests that the worker is to start.
-    pub(super) requests: &'a mut VecDeque<Request>,
-    /// Export that is advertised to new clients.
-    pub(super) export: &'a Export,
-    /// Number of the turn.
-    pub(super) number: u64,
-    pub(super) now: Instant,
-    /// The server stops: no more commands are read.
-    pub(super) is_draining: bool,
-    /// Limits of the export.
-    pub(super) throttle: Option<&'a Arc<Throttle>>,
-    /// Other sessions wait for a limit, and come first.
-    pub(super) must_wait: bool,
-}
-
-impl Turn<'_> {
-    /// Returns why no request may begin now, if the export is at a limit.
-    pub(super) fn hold(&self) -> Option<Blocked> {
-        self.throttle.and_then(|throttle| throttle.hold(self.now))
-    }
-
-    /// Charges a request that begins.
-    fn charge(&self, command: &Command) -> Option<Charge> {
-        let (moved, in_flight) = match command.kind {
-            command::READ | command::WRITE => (command.len, command.len),
-            // One piece at a time.
-            command::WRITE_ZEROES => (0, command.len.min(BufferPool::LARGEST_PIECE as u64)),
-            _ => (0, 0),
-        };
-        self.throttle.map(|throttle| throttle.begin(moved, in_flight, self.now))
-    }
-}
 
 /// Parts of a session that it lends to its active requests.
 pub(super) struct Owner<'a> {
@@ -502,6 +463,8 @@ impl ActiveTable {
             // Table or access have changed, or the store cannot deallocate: zeroes are written instead.
             request.begun -= request.dataless;
             request.can_deallocate = false;
+            let (_, rest) = request.rest();
+            turn.charge_zeroes(rest);
             return After::NextPiece;
         }
         if let Err(error) = done.result {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct ExportLimits {
     /// Requests a second.
     pub operations: Option<u64>,
-    /// Bytes read and written a second.
+    /// Bytes read and written a second; zeroes too, unless they become holes.
     pub bytes: Option<u64>,
     /// Bytes of requests whose header was read and whose reply has not left. Workers share it out among them.
     pub in_flight: Option<u64>,
@@ -69,9 +69,9 @@ impl SharedLimits {
     }
 
     /// Charges the buckets.
-    fn charge(&self, bytes: u64, now: Instant) {
+    fn charge(&self, operations: u64, bytes: u64, now: Instant) {
         let mut buckets = lock(&self.buckets);
-        let rates = [(buckets.limits.operations, 1), (buckets.limits.bytes, bytes)];
+        let rates = [(buckets.limits.operations, operations), (buckets.limits.bytes, bytes)];
         for (paid, (rate, amount)) in buckets.paid.iter_mut().zip(rates) {
             let Some(rate) = rate else { continue };
             let nanos = u128::from(amount) * 1_000_000_000 / u128::from(rate.max(1));
@@ -147,9 +147,14 @@ impl Throttle {
 
     /// Charges a request that begins. `moved`: its bytes for the rate. `in_flight`: those that it may hold.
     pub(super) fn begin(self: &Arc<Self>, moved: u64, in_flight: u64, now: Instant) -> Charge {
-        self.shared.charge(moved, now);
+        self.shared.charge(1, moved, now);
         lock(&self.state).in_flight += in_flight;
         Charge { throttle: Arc::clone(self), in_flight }
+    }
+
+    /// Charges bytes of a request that has begun.
+    pub(super) fn charge_bytes(&self, bytes: u64, now: Instant) {
+        self.shared.charge(0, bytes, now);
     }
 
     /// Ends the time of waiting: no request waits for a limit any longer, although none may begin.

@@ -1,10 +1,10 @@
 //! TLS of the server: certificates, the check of clients, and what is refused before the first client connects.
 
-use super::certificates::{Authorities, CertificateError, read_pem};
+use super::certificates::{Authorities, CertificateError, join, read_key, read_pem};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::ring;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{CertificateError as Fault, Connection, Error, RootCertStore, ServerConfig, ServerConnection};
@@ -77,8 +77,9 @@ fn load(options: &TlsOptions) -> Result<Arc<ServerConfig>, CertificateError> {
     let certificate_file = dir.join("server-cert.pem");
     let key_file = dir.join("server-key.pem");
     let chain: Vec<CertificateDer<'static>> = read_pem(&certificate_file)?;
-    let mut keys: Vec<PrivateKeyDer<'static>> = read_pem(&key_file)?;
+    let key = read_key(&key_file)?;
     check_own(&certificate_file, &chain)?;
+    let identity = join((chain, &certificate_file), (key, &key_file))?;
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         // Of 1.2 a connection ends for good after 2^24 records.
@@ -88,13 +89,7 @@ fn load(options: &TlsOptions) -> Result<Arc<ServerConfig>, CertificateError> {
         true => builder.with_client_cert_verifier(client_verifier(dir)?),
         false => builder.with_no_client_auth(),
     };
-    let config = builder.with_single_cert(chain, keys.swap_remove(0));
-    let mut config = config.map_err(|error| match error {
-        Error::InconsistentKeys(_) => {
-            CertificateError::new(&key_file, format!("does not belong to {}", certificate_file.display()))
-        }
-        error => CertificateError::new(&key_file, error),
-    })?;
+    let mut config = builder.with_cert_resolver(identity);
     // A resumed session would not be checked again, also after its certificate was revoked.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -4,55 +4,17 @@ use crate::client::*;
 use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BlockStatus, Geometry, StoreProfile};
-use inlock_engine::{Access, BackingStore, BlockingDevice, CryptMapping, Device, Errno};
+use inlock_engine::{Access, BlockingDevice, CryptMapping, Device};
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 const HOLE: u64 = 256 << 10;
 const LEN: u64 = 16 * HOLE;
 
-/// Memory with exact holes, which it knows by their bytes.
-struct HoleStore {
-    memory: MemoryStore,
-    /// First hole and number of holes of each discard.
-    discards: Mutex<Vec<(u64, u64)>>,
-}
-
-impl BackingStore for HoleStore {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
-    }
-    fn profile(&self) -> StoreProfile {
-        with!(self.memory.profile(); hole_len: NonZeroU64::new(HOLE))
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.memory.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.memory.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        assert!(offset.is_multiple_of(HOLE) && len.is_multiple_of(HOLE) && len > 0, "{offset}+{len}");
-        self.discards.lock().expect("not poisoned").push((offset / HOLE, len / HOLE));
-        self.memory.discard(offset, len)
-    }
-    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
-        let len = len.min(HOLE - offset % HOLE);
-        let mut bytes = vec![0; len as usize];
-        self.memory.read_at(&mut bytes, offset)?;
-        let is_hole = bytes.iter().all(|byte| *byte == 0);
-        Ok(if is_hole { BlockStatus::hole(offset, len) } else { BlockStatus::allocated(offset, len) })
-    }
-}
-
 /// A device of 16 holes behind the first of its store.
-fn served(allow_discards: bool) -> (Arc<HoleStore>, Served) {
-    let memory = MemoryStore::new(vec![0; (HOLE + LEN) as usize]);
-    let store = Arc::new(HoleStore { memory, discards: Mutex::default() });
+fn served(allow_discards: bool) -> (Arc<MemoryStore>, Served) {
+    let hole_len = NonZeroU64::new(HOLE).expect("not zero");
+    let store = Arc::new(MemoryStore::new(vec![0; (HOLE + LEN) as usize]).with_exact_holes(hole_len));
     let served = Served::new(device_on(&store, HOLE, allow_discards), rings()[0], 1);
     (store, served)
 }
@@ -67,10 +29,19 @@ fn key() -> VolumeKey {
     VolumeKey::new(&[9; 64])
 }
 
-fn device_on(store: &Arc<HoleStore>, data_offset: u64, allow_discards: bool) -> Arc<Device> {
+fn device_on(store: &Arc<MemoryStore>, data_offset: u64, allow_discards: bool) -> Arc<Device> {
     let access = Access { read_only: false, allow_discards };
     let device = Device::new(&[segment_at(data_offset)], &key(), Arc::clone(store) as _, access);
     Arc::new(device.and_then(Device::with_zero_holes).expect("the store has exact holes"))
+}
+
+/// Returns first hole and number of holes of each discard since the last call.
+fn discards(store: &MemoryStore) -> Vec<(u64, u64)> {
+    let whole = |(offset, len): (u64, u64)| {
+        assert!(offset.is_multiple_of(HOLE) && len.is_multiple_of(HOLE) && len > 0, "{offset}+{len}");
+        (offset / HOLE, len / HOLE)
+    };
+    store.take_discards().into_iter().map(whole).collect()
 }
 
 /// First hole and number of holes of each discard.
@@ -102,8 +73,7 @@ fn zeroed_ranges_are_holes_where_whole_and_zeroes_elsewhere() {
                 }),
                 _ => model[offset as usize..(offset + len) as usize].fill(0),
             }
-            assert_eq!(*store.discards.lock().unwrap(), holes, "command {kind} of {offset}+{len}");
-            store.discards.lock().unwrap().clear();
+            assert_eq!(discards(&store), holes, "command {kind} of {offset}+{len}");
             assert!(client.read(0, LEN) == model, "command {kind} of {offset}+{len}");
             let extents = client.call(BLOCK_STATUS, 0, 0, LEN).extents;
             let zero: u64 = extents.iter().filter(|extent| extent.1 == 3).map(|extent| extent.0).sum();
@@ -126,13 +96,13 @@ fn fast_zero_is_for_whole_holes() {
         assert_eq!(client.call(WRITE_ZEROES, flags, offset, len).error, errno::NOTSUP, "{flags}: {offset}+{len}");
     }
     assert!(client.read(0, LEN) == model, "a refused command changes nothing");
-    assert!(store.discards.lock().unwrap().is_empty());
+    assert!(discards(&store).is_empty());
     assert_eq!(client.call(WRITE_ZEROES, FAST_ZERO, HOLE, 2 * HOLE).error, 0);
     assert!(client.read(HOLE, 2 * HOLE).iter().all(|byte| *byte == 0));
-    assert_eq!(*store.discards.lock().unwrap(), [(2, 2)]);
+    assert_eq!(discards(&store), [(2, 2)]);
     assert_eq!(client.call(WRITE_ZEROES, NO_HOLE, 0, HOLE).error, 0);
     assert!(client.read(0, HOLE).iter().all(|byte| *byte == 0));
-    assert_eq!(*store.discards.lock().unwrap(), [(2, 2)], "no hole was to be left");
+    assert_eq!(discards(&store), [], "no hole was to be left");
     client.disconnect();
 }
 
@@ -145,7 +115,7 @@ fn zeroes_leave_no_hole_unless_discards_are_allowed() {
     assert_eq!(client.call(WRITE_ZEROES, FAST_ZERO, 0, HOLE).error, errno::NOTSUP);
     assert_eq!(client.call(WRITE_ZEROES, 0, 0, LEN).error, 0);
     assert!(client.read(0, LEN).iter().all(|byte| *byte == 0));
-    assert!(store.discards.lock().unwrap().is_empty());
+    assert!(discards(&store).is_empty());
     client.disconnect();
 }
 
@@ -194,7 +164,7 @@ fn zeroes_that_wait_while_discards_are_forbidden_are_written() {
         assert_eq!(zeroed_across(&served, flags, (HOLE, 3 * HOLE), |device| device.allow_discards(false)), 0);
         model[HOLE as usize..4 * HOLE as usize].fill(0);
         assert!(served.plaintext() == model, "{flags}");
-        assert!(store.discards.lock().unwrap().is_empty());
+        assert!(discards(&store).is_empty());
     }
     // Writing would not be fast.
     let (_, served) = served(true);

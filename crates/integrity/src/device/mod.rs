@@ -18,6 +18,7 @@ pub use journal_writer::JournalWriter;
 pub use metrics::MetricsSnapshot;
 pub use mismatches::Mismatch;
 pub(crate) use replay::{will_empty_journal, will_replay};
+pub(crate) use wipe::MAX_STEP;
 
 use self::core::Core;
 use crate::digest::Digest;

@@ -10,6 +10,8 @@ use std::ops::ControlFlow;
 const CHUNK: u64 = 1 << 20;
 /// Bytes of data whose tags alone a thread writes at a time.
 const MARKED_CHUNK: u64 = 32 << 20;
+/// Bytes of data between two syncs at most. When a wipe is cut off, some of them are wiped, in any order.
+pub(crate) const MAX_STEP: u64 = 128 << 20;
 
 impl IntegrityDevice {
     /// Writes data and tags of all blocks from sector `from`, with `threads` threads, and returns the sector that
@@ -91,10 +93,11 @@ impl IntegrityDevice {
             return Err(Errno::INVAL);
         }
         let (mut block, blocks) = (from / layout.sectors_per_block(), layout.blocks());
+        let threads = (threads as u64).clamp(1, MAX_STEP / chunk);
         let chunk = chunk / layout.block_len() as u64;
         let write = &|first: u64, end: u64| write(first * layout.sectors_per_block(), chunk.min(end - first));
         while block < blocks {
-            let end = (block + chunk * threads.max(1) as u64).min(blocks);
+            let end = (block + chunk * threads).min(blocks);
             std::thread::scope(|scope| {
                 let starts = (block..end).step_by(chunk as usize);
                 let running: Vec<_> = starts.map(|first| scope.spawn(move || write(first, end))).collect();

@@ -2,7 +2,7 @@
 
 use crate::support::{fill, formatted, hash, memory, open_options};
 use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
-use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores};
+use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -119,6 +119,27 @@ fn wipe_is_stopped_and_continued() {
     assert_eq!(end, Ok(device.layout().provided_data_sectors));
     device.read(0, &mut vec![0; end.unwrap() as usize * 512], &mut []).unwrap();
     assert!(steps > 1, "{steps}");
+}
+
+/// A wipe is continued a step before the place where it stopped. What was changed further before stays unreadable.
+#[test]
+fn continued_wipe_leaves_what_was_changed_long_before_its_place() {
+    let format = FormatOptions { block_len: 4096, ..options() };
+    let image = memory(formatted(&format, 200 << 20, None).0);
+    let device =
+        IntegrityDevice::open(Stores::interleaved(image.clone()), open_options(Mode::Direct, &format)).unwrap();
+    let stop = |sector| if sector < 160 * 2048 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    let reached = device.wipe(0, 4, |_, _, _| Ok(()), stop).unwrap();
+    for block in [0, 256 * 10] {
+        image.write_at(&[1], device.layout().data_position(block).0).unwrap();
+    }
+    let last = reached / 8 - 1;
+    image.write_at(&[1], device.layout().data_position(last).0).unwrap();
+    let (blocks, store) = (device.layout().blocks(), IntegrityStore::new(Arc::new(device)).unwrap());
+    let filled = store.fill_unreadable(Fill::Zeroes, 4, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(filled.blocks, blocks - last, "what was not wiped, and the last block that was");
+    let unreadable = |block: u64| store.read_at(&mut [0; 4096], block * 4096) == Err(Errno::ILSEQ);
+    assert_eq!((0..blocks).filter(|block| unreadable(*block)).collect::<Vec<_>>(), [0, 256 * 10]);
 }
 
 #[test]

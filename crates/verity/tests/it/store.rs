@@ -4,7 +4,7 @@ use crate::support::{Device, Failing, memory, noise, parameters, read, recording
 use inlock_cipher::Hash;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno, Geometry, StoreProfile};
-use inlock_verity::{Area, Fec, FecParameters, OpenOptions, Stores, VerityError, VerityStore};
+use inlock_verity::{Area, Fec, FecParameters, OnCorruption, OpenOptions, Stores, VerityError, VerityStore};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -113,7 +113,36 @@ fn ignored_corruption_is_reported_and_returned() {
     assert!(read(&store, 0, 100 * 512).unwrap() == device.data);
     let mut reports: Vec<_> = reports.lock().unwrap().iter().map(|bad| (bad.area, bad.block)).collect();
     reports.sort_unstable();
-    assert_eq!(reports, [(Area::Data, 16), (Area::Data, 40), (Area::Level(0), 1)]);
+    // No block whose digest is in the bad one is verified.
+    let blocks: Vec<_> = (16..32).chain([40]).map(|block| (Area::Data, block)).chain([(Area::Level(0), 1)]).collect();
+    assert_eq!(reports, blocks);
+}
+
+/// Blocks of data and of the tree that were changed together, up to a level whose block is found to be bad.
+#[test]
+fn blocks_below_an_ignored_bad_block_are_never_taken_for_verified() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 1000));
+    // A device of other data has another tree; its blocks agree with each other, not with the root hash.
+    let other = Device::new(&parameters(Hash::Sha256, 512, 512, 1001));
+    assert_eq!(device.layout.levels().len(), 3);
+    let mut forged = Device { data: other.data[..1000 * 512].to_vec(), tree: device.tree.clone(), ..device };
+    for (level, mine) in forged.layout.levels().iter().enumerate().take(2) {
+        let from = other.layout.levels()[level].start_block as usize;
+        forged.tree[mine.start_block as usize * 512..][..512].copy_from_slice(&other.tree[from * 512..][..512]);
+    }
+    let (mut options, reports) = recording();
+    options.ignore_corruption = true;
+    let store = forged.open(options).unwrap();
+    for round in 1..4 {
+        // The first block of level 1 covers 256 blocks; of these, the forged block of level 0 has 16.
+        assert!(read(&store, 0, 512 * 16).unwrap() == forged.data[..512 * 16]);
+        let bad: Vec<_> = reports.lock().unwrap().iter().map(|bad| (bad.area, bad.block)).collect();
+        let expected: Vec<_> = [(Area::Level(1), 0)].into_iter().chain((0..16).map(|n| (Area::Data, n))).collect();
+        assert_eq!(bad, expected, "each once, in round {round}");
+        assert!(reports.lock().unwrap().iter().all(|bad| bad.is_below_corrupted == (bad.area == Area::Data)));
+        let (corrupted, blocks) = (store.snapshot().corrupted, round * 16);
+        assert!(corrupted > blocks, "{corrupted}: every read of {blocks} blocks and of the bad one is counted");
+    }
 }
 
 #[test]
@@ -172,15 +201,24 @@ fn threads_read_the_same_device() {
 }
 
 #[test]
-fn first_1024_bad_blocks_are_reported() {
+fn first_1024_bad_blocks_are_reported_and_some_reads_of_others() {
     let mut device = Device::new(&parameters(Hash::Sha256, 512, 4096, 1030));
     device.data.iter_mut().for_each(|byte| *byte ^= 1);
-    let (options, reports) = recording();
-    let store = device.open(OpenOptions { ignore_corruption: true, ..options }).unwrap();
-    assert!(read(&store, 0, device.data.len()).unwrap() == device.data);
-    let blocks: Vec<u64> = reports.lock().unwrap().iter().map(|corruption| corruption.block).collect();
-    assert_eq!(blocks, (0..1024).collect::<Vec<_>>());
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&reports);
+    let on_corruption: OnCorruption = Box::new(move |bad, count| into.lock().unwrap().push((bad.block, count)));
+    let options = OpenOptions { ignore_corruption: true, on_corruption: Some(on_corruption), ..OpenOptions::default() };
+    let store = device.open(options).unwrap();
+    let all = || assert!(read(&store, 0, device.data.len()).unwrap() == device.data);
+    all();
+    let mut expected: Vec<_> = (0..1024).map(|block| (block, None)).collect();
+    expected.extend([(1024, Some(1025)), (1025, Some(1026)), (1027, Some(1028))]);
+    assert_eq!(*reports.lock().unwrap(), expected);
     assert_eq!(store.snapshot().corrupted, 1030);
+    all();
+    // The eighth read of the six blocks that are not remembered.
+    expected.push((1025, Some(1030 + 1026)));
+    assert_eq!(*reports.lock().unwrap(), expected);
 }
 
 /// A store that keeps what is prefetched.

@@ -101,7 +101,8 @@ impl Device {
 pub(crate) fn recording() -> (OpenOptions, Arc<Mutex<Vec<inlock_verity::Corruption>>>) {
     let reports = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&reports);
-    let on_corruption = Box::new(move |corruption: &inlock_verity::Corruption| into.lock().unwrap().push(*corruption));
+    let on_corruption: inlock_verity::OnCorruption =
+        Box::new(move |corruption, _| into.lock().unwrap().push(*corruption));
     (OpenOptions { on_corruption: Some(on_corruption), ..OpenOptions::default() }, reports)
 }
 

@@ -15,7 +15,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
-use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
+use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::ui::terminal;
@@ -28,7 +28,7 @@ pub(crate) const ACTION: Action = Action {
     name: "export",
     aliases: &[],
     arguments: &[IMAGE, "<output file or ->"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, SEALED, HOLES, &["table"]],
+    options: &[KEY, UNLOCK, REMOTE, TOKENS, PLAIN, POLICY, COPY, SEALED, HOLES, &["table"]],
     about: "decrypt a volume, or a part of it, to a raw image",
     prepare: |options, mut arguments| {
         let (image, output) = (arguments.path()?, arguments.path()?);

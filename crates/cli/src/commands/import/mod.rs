@@ -17,7 +17,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Buffer};
 
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
-use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, SEALED, TOKENS, UNLOCK};
+use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::volume::backing;
@@ -29,7 +29,7 @@ pub(crate) const ACTION: Action = Action {
     name: "import",
     aliases: &[],
     arguments: &["<input file or ->", IMAGE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, SEALED, HOLES, &["table"]],
+    options: &[KEY, UNLOCK, REMOTE, TOKENS, PLAIN, POLICY, COPY, SEALED, HOLES, &["table"]],
     about: "encrypt a raw image into an existing volume",
     prepare: |options, mut arguments| {
         let (input, image) = (arguments.path()?, arguments.path()?);

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status, wipe};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared, option_outside};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, option_outside};
 use crate::args::integrity::{INTEGRITY, integrity_args};
 use crate::args::options::Options;
-use crate::args::source::key_args;
+use crate::args::source::{check_remote, key_args};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::volume::source::{SourceArgs, VolumeType};
@@ -22,7 +22,7 @@ pub(crate) const ACTION: Action = Action {
     name: "integrity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<name>]"],
-    options: &[INTEGRITY, FORMAT, FILL, RESIZE, ATTACH, serve::SERVE, &["json", "foreground", "deferred"]],
+    options: &[INTEGRITY, REMOTE, FORMAT, FILL, RESIZE, ATTACH, serve::SERVE, &["json", "foreground", "deferred"]],
     about: "create, open, serve, dump a dm-integrity volume",
     prepare,
 };
@@ -37,11 +37,12 @@ const RESIZE: &[&str] = &["wipe", "size", "device-size"];
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
-        "format" => &[INTEGRITY, FORMAT, FILL],
-        "open" => &[INTEGRITY, ATTACH, &["foreground"]],
-        "serve" => &[INTEGRITY, serve::SERVE],
-        "resize" => &[INTEGRITY, RESIZE, FILL],
-        "dump" | "status" => &[&["json"]],
+        "format" => &[INTEGRITY, REMOTE, FORMAT, FILL],
+        "open" => &[INTEGRITY, REMOTE, ATTACH, &["foreground"]],
+        "serve" => &[INTEGRITY, REMOTE, serve::SERVE],
+        "resize" => &[INTEGRITY, REMOTE, RESIZE, FILL],
+        "dump" => &[REMOTE, &["json"]],
+        "status" => &[&["json"]],
         "close" => &[&["deferred"]],
         other => {
             return Err(CliError::usage(format!(
@@ -60,6 +61,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     if command != "open" && arguments.count() > 1 {
         return Err(CliError::usage(format!("Command integrity {command} takes one argument.")));
     }
+    let devices: Vec<_> = arguments.paths().into_iter().take(1).chain(options.data_device.clone()).collect();
+    check_remote(&options, &devices)?;
     match command.as_str() {
         "format" if options.resume_wipe => prepare_resume(&options, arguments.path()?),
         "format" => {

@@ -17,7 +17,7 @@ use crate::ui::progress::Show;
 use crate::volume::device::Device;
 use crate::volume::integrity::cannot_use;
 use crate::volume::open::{KeySource, open};
-use crate::volume::source::SourceArgs;
+use crate::volume::source::{NoJournal, SourceArgs};
 
 /// A volume whose wipe was interrupted.
 pub(super) struct ResumeArgs {
@@ -35,7 +35,7 @@ pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<Pa
     let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
     let key = key_args_or(options, key_file)?;
     Ok(ResumeArgs {
-        source: SourceArgs { key, no_journal: Some("resume-wipe"), ..source_args(options, image)? },
+        source: SourceArgs { key, no_journal: Some(NoJournal::ResumeWipe), ..source_args(options, image)? },
         fill: fill_of(options),
         show,
     })

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::captive::uri;
 use super::{address_of, cannot_serve, captive_address, certificates_of, check_insecure};
-use crate::args::action::option_outside;
+use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
 use crate::control::background;
 use crate::control::listener::Listener;
@@ -39,20 +39,8 @@ pub(super) struct ManyArgs {
 
 /// Options that a server of many volumes reads, and options of the whole process. All others are refused, so that none
 /// is silently ignored.
-const OPTIONS: &[&str] = &[
-    "config",
-    "nbd",
-    "control",
-    "metrics",
-    "insecure",
-    "serialize-memory-hard-pbkdf",
-    "disable-locks",
-    "connect-timeout",
-    "reconnect-delay",
-    "store-timeout",
-    "steal-lock",
-    "replay",
-];
+const OPTIONS: &[&str] =
+    &["config", "nbd", "control", "metrics", "insecure", "serialize-memory-hard-pbkdf", "disable-locks"];
 
 fn not_allowed(what: &str, has_key: bool) -> anyhow::Error {
     let place = if has_key { ", which has it for each volume" } else { "" };
@@ -65,7 +53,7 @@ impl ManyArgs {
         if tls || options.tls_verify_peer {
             return Err(CliError::usage("Options of TLS are not allowed with --config: set tls in the file."));
         }
-        if let Some(option) = option_outside(options, &[OPTIONS]) {
+        if let Some(option) = option_outside(options, &[OPTIONS, REMOTE]) {
             return Err(not_allowed(&format!("Option --{option}"), config::has_key(option)));
         }
         if source.as_os_str() != "--config" {

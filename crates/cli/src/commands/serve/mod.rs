@@ -27,7 +27,9 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::args::action::{Action, HOLES, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
+use crate::args::action::{
+    Action, HOLES, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
+};
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::control::background::{self, Launcher, RunMode};
@@ -52,7 +54,7 @@ pub(crate) const ACTION: Action = Action {
     name: "serve",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, SEALED, HOLES, &["table"], MANY],
+    options: &[KEY, UNLOCK, REMOTE, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, SEALED, HOLES, &["table"], MANY],
     about: "serve the decrypted volume over NBD",
     prepare: |options, mut arguments| {
         if options.config.is_some() {

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared, option_outside};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, option_outside};
 use crate::args::options::Options;
-use crate::args::source::key_args;
+use crate::args::source::{check_remote, key_args};
 use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
 use crate::volume::source::{SourceArgs, VolumeType};
@@ -21,7 +21,7 @@ pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<argument>...]"],
-    options: &[VERITY, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    options: &[VERITY, REMOTE, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
@@ -44,6 +44,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         let action = format!("verity {command}");
         return Err(CliError::usage(format!("{action}: requires {usage} as arguments.")));
     }
+    // No name of a volume and no root hash reads as one.
+    check_remote(&options, &[arguments.paths(), options.fec_device.iter().cloned().collect()].concat())?;
     match command.as_str() {
         "format" => {
             let args = format::FormatArgs::new(&options, arguments.path()?, arguments.path()?)?;
@@ -91,12 +93,12 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
-        "format" => &[VERITY, &["uuid", "threads"]],
-        "verify" => &[VERITY, &["threads"]],
-        "open" => &[VERITY, ON_FAULT, ATTACH, &["foreground"]],
-        "serve" => &[VERITY, ON_FAULT, serve::SERVE],
-        "table" => &[VERITY, ON_FAULT, &["json"]],
-        "dump" => &[&["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
+        "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
+        "verify" => &[VERITY, REMOTE, &["threads"]],
+        "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground"]],
+        "serve" => &[VERITY, REMOTE, ON_FAULT, serve::SERVE],
+        "table" => &[VERITY, REMOTE, ON_FAULT, &["json"]],
+        "dump" => &[REMOTE, &["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
         "status" => &[&["json"]],
         "close" => &[&["deferred"]],
         other => {

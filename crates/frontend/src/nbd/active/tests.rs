@@ -2,13 +2,15 @@
 
 use super::super::check::{Verdict, check};
 use super::super::handshake::Negotiated;
-use super::super::protocol::{MAX_PAYLOAD, STATE_HOLE, STATE_ZERO};
+use super::super::protocol::{Export, MAX_PAYLOAD, STATE_HOLE, STATE_ZERO};
 use super::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BlockStatus, Geometry};
-use inlock_engine::{Access, BackingStore, CryptMapping, buffer::BufferClass};
+use inlock_engine::{Access, BackingStore, CryptMapping, Device, buffer::BufferClass};
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 const LEN: u64 = 1 << 40;
 const READ_WRITE: Access = Access { read_only: false, allow_discards: false };

@@ -1,6 +1,8 @@
-//! Sessions of an export with a limit of bytes in flight.
+//! Sessions of an export with limits.
 
 use super::*;
+use crate::nbd::protocol::command_flag;
+use std::num::NonZeroU64;
 
 fn limits(in_flight: u64) -> ExportLimits {
     ExportLimits { in_flight: Some(in_flight), ..ExportLimits::default() }
@@ -136,4 +138,55 @@ fn session_that_may_hold_no_more_waits_for_its_own_client() {
     }
     assert!(matches!(fixture.process(), Next::Wait));
     assert_eq!(fixture.session.held_since, None, "others would be blamed for it");
+}
+
+/// Returns for how many seconds a command keeps an export of 1 byte a second waiting.
+fn debt(fixture: &mut Fixture, command: &[u8]) -> u64 {
+    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+    fixture.throttle = Some(Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now()));
+    fixture.arrive(command);
+    debt_left(fixture)
+}
+
+fn debt_left(fixture: &Fixture) -> u64 {
+    let now = Instant::now();
+    match fixture.throttle.as_ref().unwrap().blocked(now) {
+        // Rounded up: some of it is paid by now.
+        Some(Blocked::Until(until)) => until.duration_since(now).as_secs() + 1,
+        Some(Blocked::InFlight) => panic!("no limit"),
+        None => 0,
+    }
+}
+
+#[test]
+fn zeroes_are_charged_as_the_bytes_that_are_written() {
+    let zeroes = |flags: u16, offset, len| {
+        let mut command = header(command::WRITE_ZEROES, offset, len);
+        command[4..6].copy_from_slice(&flags.to_be_bytes());
+        command
+    };
+    let mut fixture = Fixture::in_transmission();
+    assert_eq!(debt(&mut fixture, &zeroes(0, 0, 8 * PIECE)), 8 * PIECE, "all of it, before its second piece begins");
+    assert_eq!(fixture.requests.len(), 1);
+
+    // A device with holes that read as zeroes.
+    let with_holes = || {
+        let hole = NonZeroU64::new(PIECE).unwrap();
+        let store = MemoryStore::new(vec![0; DEVICE_LEN as usize]).with_exact_holes(hole);
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::LUKS_MAX);
+        let (key, access) = (VolumeKey::new(&[9; 64]), Access { read_only: false, allow_discards: true });
+        let device = Device::new(&[segment], &key, Arc::new(store), access).unwrap().with_zero_holes().unwrap();
+        let fixture = Fixture { mapping: device.mapping(), device, ..Fixture::new() };
+        fixture.negotiate()
+    };
+    let (offset, len) = (PIECE - UNIT, UNIT + 2 * PIECE + 2 * UNIT);
+    assert_eq!(debt(&mut with_holes(), &zeroes(0, offset, len)), 3 * UNIT, "what is around the holes");
+    assert_eq!(debt(&mut with_holes(), &zeroes(command_flag::NO_HOLE, offset, len)), len);
+    // A discard moves nothing.
+    assert_eq!(debt(&mut with_holes(), &header(command::TRIM, 0, 4 * PIECE)), 0);
+    // The store cannot make the hole after all.
+    let mut fixture = with_holes();
+    assert_eq!(debt(&mut fixture, &zeroes(0, 0, 2 * PIECE)), 0);
+    fixture.finish(Err(RequestError::Unsupported));
+    assert_eq!(debt_left(&fixture), 2 * PIECE);
 }
