@@ -378,6 +378,29 @@ fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
 }
 
 #[test]
+fn client_that_leaves_without_a_reply_to_send_is_noticed_while_it_waits_for_a_limit() {
+    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
+    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let mut clients = [(); 2].map(|()| fixture.connected());
+    clients[0].command(command::READ, 4096);
+    fixture.run_until(&mut [&mut clients[0]], REPLY_LEN + 4096);
+    clients.iter_mut().for_each(|client| client.command(command::READ, 4096));
+    while !fixture.nbd().is_throttled {
+        fixture.turn();
+    }
+    let [first, second] = clients;
+    drop(first);
+    assert_eq!(fixture.clients_left(1), 1, "it counts until its request is read");
+    let after = |secs| throttle.stats(Instant::now() + Duration::from_secs(secs)).throttled;
+    assert!(after(1000) > Duration::from_secs(999), "the other one waits still");
+    drop(second);
+    assert_eq!(fixture.clients_left(0), 0);
+    fixture.turn();
+    assert_eq!(after(1000), after(2000), "nothing waits");
+}
+
+#[test]
 fn client_has_until_the_limit_to_take_its_replies_when_the_server_stops() {
     for (drain, left) in [(SHORT, 0), (Duration::from_secs(10), 1)] {
         let mut fixture = Fixture::with_limits(Limits { drain, ..Limits::default() });
