@@ -17,6 +17,8 @@ const DEVICE_LEN: u64 = 16 << 20;
 const READ_LEN: u64 = 8 << 20;
 const GREETING_LEN: usize = 18;
 const REPLY_LEN: usize = 16;
+/// Time of a test, with room for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The frontend, which has the worker never wait, and notes how long it would.
 struct Watched {
@@ -65,6 +67,7 @@ struct Fixture {
     device: Arc<Device>,
     worker: Worker<Watched>,
     mailbox: Arc<Mailbox<Told>>,
+    begun: Instant,
 }
 
 impl Fixture {
@@ -92,7 +95,7 @@ impl Fixture {
         let nbd = NbdFrontend { throttle, ..NbdFrontend::new(Arc::new(export), Arc::default(), limits) };
         let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
         let worker = Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), pool, watched);
-        Self { mailbox: worker.mailbox(), device, worker }
+        Self { mailbox: worker.mailbox(), device, worker, begun: Instant::now() }
     }
 
     fn nbd(&self) -> &NbdFrontend {
@@ -113,6 +116,7 @@ impl Fixture {
     }
 
     fn turn(&mut self) {
+        assert!(self.begun.elapsed() < PATIENCE, "a test waits in vain");
         assert_eq!(self.worker.turn().unwrap(), Flow::Continue);
     }
 
