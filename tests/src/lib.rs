@@ -14,6 +14,7 @@ pub mod process;
 pub mod random;
 pub mod report;
 pub mod server;
+pub mod wait;
 
 /// The program of the README, compiled with the tests.
 #[cfg(doctest)]

@@ -4,6 +4,7 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call_with, inlock, run};
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
@@ -145,21 +146,11 @@ fn background_child_of_killed_command_exits() {
     command.args(["--nbd", &format!("unix:{}", runs.socket("nbd"))]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     // Standard input stays open, so the command waits for the passphrase, and its child holds name and device.
-    wait_for(|| runs.path("data.lock").exists());
+    eventually("the name is locked", || runs.path("data.lock").exists(), |locked| *locked);
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_for(|| runs.left().is_empty());
+    eventually("no file is left", || runs.left(), Vec::is_empty);
     call_with(SECRET, ["serve", &image, "--run", "true"]).works();
-}
-
-fn wait_for(done: impl Fn() -> bool) {
-    for _ in 0..1500 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    panic!("it does not happen");
 }
 
 #[test]
@@ -170,10 +161,10 @@ fn signal_drains_and_killed_server_is_gone() {
     let address = format!("unix:{}", runs.socket("nbd"));
     let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     kill_process(pid, Signal::TERM).unwrap();
-    wait_for(|| runs.left().is_empty());
+    eventually("no file is left", || runs.left(), Vec::is_empty);
     let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     kill_process(pid, Signal::KILL).unwrap();
-    wait_for(|| runs.call(&["status", "data"]).err.contains("has died"));
+    eventually("the server has died", || runs.call(&["status", "data"]), |status| status.err.contains("has died"));
     let (_, _) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     runs.call(&["close", "data"]).works();
     assert_eq!(runs.left(), [] as [String; 0]);

@@ -5,6 +5,7 @@ mod harness;
 use harness::control::{Named, Run};
 use harness::{Dir, call};
 use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -171,13 +172,12 @@ fn status_of_unknown_name_is_inactive() {
 /// Stops a process, and waits until all its threads are stopped.
 fn stop_all_threads(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::STOP).expect("it runs");
-    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+    let state = |task: std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(task.expect("readable").path().join("stat")).expect("readable");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).expect("a state")
     };
-    while !std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").all(is_stopped) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let states = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").map(state).collect::<Vec<_>>();
+    eventually("all threads are stopped", states, |states| states.iter().all(|state| *state == 'T'));
 }
 
 #[test]

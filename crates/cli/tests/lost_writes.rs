@@ -6,6 +6,7 @@ use harness::control::{Named, Run};
 use harness::storage::Thin;
 use harness::{Dir, noise};
 use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::path::Path;
@@ -96,12 +97,8 @@ fn log_of_background_server_reports_lost_writes() {
     suspend(&run);
     let pid = run.json(&["status", "data", "--json"])["pid"].as_u64().unwrap();
     signal(pid as u32);
-    let begun = std::time::Instant::now();
     let log = || std::fs::read_to_string(run.path("data.log")).unwrap_or_default();
-    while !log().contains(LOST) {
-        assert!(begun.elapsed() < PATIENCE, "the log says {:?}", log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the log tells of the lost write", log, |log| log.contains(LOST));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod superblock;
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call, call_with, have, memory, newest, noise, run};
 use inlock_tests::nbd::{Connection, command, errno};
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::fs;
@@ -14,7 +15,6 @@ use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Cipher, integrity, key size in bits, data unit.
 const KINDS: [(&str, &str, &str, &str); 8] = [
@@ -360,10 +360,11 @@ fn interrupted_wipe_of_luks_format_is_continued() {
     let mut child = format.spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"secret").unwrap();
     // Header and journal take less, and a busy machine has time to interrupt the rest.
-    while fs::metadata(&image).unwrap().blocks() * 512 < 24 << 20 {
+    let written = || {
         assert!(child.try_wait().unwrap().is_none(), "it was faster");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+        fs::metadata(&image).unwrap().blocks() * 512
+    };
+    eventually("24 MiB are written", written, |written| *written >= 24 << 20);
     rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();

@@ -5,6 +5,7 @@ mod harness;
 
 use harness::storage::{Loop, Mounted, Other, Thin};
 use harness::{Dir, FAST, allocated, call, call_with, have, inlock, noise, run};
+use inlock_tests::wait::eventually;
 use std::process::Command;
 
 const IN_USE: &str = "is in use (locked by another process).";
@@ -122,15 +123,11 @@ fn output_is_locked_while_written() {
     let mut export = inlock();
     export.args(["export", "--key-file", "-", &image, &output]);
     let mut export = export.stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let locked = || call(["export", "--type", "raw", &output, "/dev/null"]).code == 5;
-    let taken = (0..1000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        locked()
-    });
+    let other = || call(["export", "--type", "raw", &output, "/dev/null"]);
+    eventually("the output is locked", other, |other| other.code == 5);
     let refused = call(["export", "--type", "raw", &source, &output]);
     drop(export.stdin.take());
     assert!(!export.wait().unwrap().success(), "no key was given");
-    assert!(taken, "the output was never taken");
     refused.fails(5, &[IN_USE]);
     assert_eq!(std::fs::read(&output).unwrap(), b"before", "the output was cut without a key");
 }

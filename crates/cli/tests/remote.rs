@@ -5,6 +5,7 @@ mod harness;
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call, call_with, noise};
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -36,12 +37,9 @@ impl Server {
     fn start(mut command: Command, socket: PathBuf) -> Self {
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-        let begun = Instant::now();
         // It binds the socket before it listens.
-        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{command:?} does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let connected = || std::os::unix::net::UnixStream::connect(&socket);
+        drop(eventually(&format!("{command:?} listens"), connected, Result::is_ok));
         Self { child, socket }
     }
 

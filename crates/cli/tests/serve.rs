@@ -36,7 +36,11 @@ fn start_by(command: &mut Command) -> (Child, String) {
 
 /// Stops it with `signal`, and returns its status and its errors.
 fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String) {
-    kill_process(Pid::from_child(&child), signal).expect("it runs");
+    stop_child(&mut child, signal)
+}
+
+fn stop_child(child: &mut Child, signal: Signal) -> (Option<i32>, String) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
     let mut err = String::new();
     child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
     (child.wait().expect("it ends").code(), err)

@@ -4,6 +4,7 @@ mod harness;
 
 use harness::keyring::KernelKey;
 use harness::{Dir, Ended, call, call_with, have, inlock, run};
+use inlock_tests::wait::eventually;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -586,9 +587,7 @@ impl Tang {
         let mut socat = Command::new("socat");
         socat.args([listen, format!("EXEC:/usr/libexec/tangd {db}")]).stdin(Stdio::null()).stdout(Stdio::null());
         let socat = socat.stderr(Stdio::null()).spawn().expect("socat starts");
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        drop(eventually("socat listens", || std::net::TcpStream::connect(("127.0.0.1", port)), Result::is_ok));
         Self { socat, url: format!("http://127.0.0.1:{port}") }
     }
 }

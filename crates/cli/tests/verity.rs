@@ -607,3 +607,28 @@ fn mistake_about_parity_is_refused_by_name() {
     );
     call(["verity", "verify", d, h, r, "--fec-device", "/nonexistent"]).fails(4, &["does not exist or access denied"]);
 }
+
+/// Only the parity is on an export. A request that waits for all threads, which wait for its server, fails in time.
+#[test]
+fn waits_for_remote_parity_are_limited() {
+    let dir = Dir::new();
+    let (data, hash, fec) = (dir.file("data", &noise(4096 * 20)), dir.name("hash"), dir.name("fec"));
+    let root = root_of(call(["verity", "format", &data, &hash, "--fec-device", &fec]).works());
+    let table = call(["verity", "table", &data, &hash, &root, "--fec-device", &fec]).text().trim().to_owned();
+    let threads = |device: &str, options: &str| {
+        let (inlock, table) = (env!("CARGO_BIN_EXE_inlock"), table.replace(&fec, device));
+        let inner = format!("{inlock} serve --table \"{table}\" {options} --run 'cat /proc/$PPID/task/*/comm'");
+        call(["serve", "--type", "raw", "--read-only", &fec, "--run", &inner])
+    };
+    for (device, is_limited) in [("$uri", true), (&fec, false)] {
+        let served = threads(device, "");
+        assert_eq!(served.text().lines().any(|name| name == "inlock-s-limit"), is_limited, "{served:?}");
+    }
+    assert_eq!(threads("$uri", "--store-timeout 7").code, 0);
+    threads(&fec, "--store-timeout 7").fails(1, &["Option --store-timeout needs an export"]);
+    // Without a table all of it must be on this host.
+    let inlock = env!("CARGO_BIN_EXE_inlock");
+    let inner = format!("{inlock} verity verify {data} {hash} {root} --fec-device \"$uri\"");
+    let refused = call(["serve", "--type", "raw", "--read-only", &fec, "--run", &inner]);
+    refused.fails(1, &["Device nbd+unix:", "is not on this host", "or open it with --table"]);
+}

@@ -4,11 +4,11 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, Ended, FAST, FAST1, allocated, call, call_with, noise};
+use inlock_tests::wait::eventually;
 use inlock_zoned_file::{ZonedFile, ZonedLayout};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -331,11 +331,7 @@ fn killed_import_continues_at_write_pointer() {
     let mut pipe = child.stdin.take().unwrap();
     // Then it waits for more input.
     pipe.write_all(&bytes[..2 << 20]).unwrap();
-    let begun = Instant::now();
-    while pointers(&image)[4] != Some(2 * MIB) {
-        assert!(begun.elapsed().as_secs() < 60, "{:?}", pointers(&image));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("2 MiB are written", || pointers(&image), |pointers| pointers[4] == Some(2 * MIB));
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(pointers(&image)[4], Some(2 * MIB));

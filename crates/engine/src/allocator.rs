@@ -1,19 +1,24 @@
 //! Settings of the system's allocator, for processes whose memory use goes up and down.
 #![allow(unsafe_code)]
 
-/// Allocations of at least this many bytes become mappings of their own.
+/// Settings of glibc: allocations of at least 16 KiB become mappings of their own, the end of a heap is given back from
+/// 128 KiB on, and threads share four heaps. With two, small allocations of open volumes lie further apart.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const MAPPED: i32 = 16 << 10;
+const SETTINGS: [(i32, i32); 3] =
+    [(libc::M_MMAP_THRESHOLD, 16 << 10), (libc::M_TRIM_THRESHOLD, 128 << 10), (libc::M_ARENA_MAX, 4)];
 
-/// Has the allocator map each allocation of at least 16 KiB, and unmap it when it is freed. With glibc's own threshold,
-/// buffers and tables of workers that have ended stay resident: it grows, and threads have heaps of their own, which
-/// shrink only from their end. Does nothing with other allocators. Call it before other threads start.
-pub fn map_large_allocations() {
-    // SAFETY: the function stores a number, which later allocations read. It takes no pointer, and a call that it does
-    // not accept changes nothing.
+/// Has the allocator keep little of what is freed in all environments: large allocations are unmapped, and
+/// heaps are few. With glibc's own settings, buffers and tables of workers that have ended stay resident: threads have
+/// up to eight heaps a CPU, which shrink only from their end, and the length of what is unmapped grows. Does nothing
+/// with other allocators. Call it before other threads start.
+pub fn keep_little_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+    for (parameter, value) in SETTINGS {
+        // SAFETY: the function stores a number, which later allocations read. It takes no pointer, and a call that it
+        // does not accept changes nothing.
+        unsafe {
+            libc::mallopt(parameter, value);
+        }
     }
 }
 

@@ -162,14 +162,14 @@ fn list(socket: &Path, json: bool) -> anyhow::Result<()> {
     if json {
         return print(format_args!("{volumes:#}\n"));
     }
-    let headings = ["NAME", "STATE", "CLIENTS", "MAX OPS/s", "MAX BYTES/s", "MAX IN FLIGHT", "ADDED"];
+    let headings = ["NAME", "STATE", "CLIENTS", "MAX OPS/s", "MAX BYTES/s", "MAX IN FLIGHT", "ADDED", "CLOSING FAILED"];
     let mut columns = Columns::new(&headings);
     for volume in serde_json::from_value::<Vec<Listed>>(volumes)? {
         let limit = |limit: Option<u64>| limit.map_or("-".to_owned(), |limit| limit.to_string());
-        let added = if volume.added { "yes" } else { "no" };
+        let shown = |is_so: bool| if is_so { "yes" } else { "no" }.to_owned();
         let mut cells = vec![volume.name, volume.state, volume.clients.to_string()];
         cells.extend([volume.max_operations, volume.max_bytes, volume.max_in_flight].map(limit));
-        cells.push(added.to_owned());
+        cells.extend([volume.added, volume.closing_failed].map(shown));
         columns.row(cells);
     }
     print(columns)

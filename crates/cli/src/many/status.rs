@@ -34,6 +34,9 @@ pub(crate) struct Listed {
     pub in_flight_bytes: u64,
     /// Time for which requests waited for a limit.
     pub throttled_ns: u64,
+    /// A closing of the volume has failed since the server started.
+    #[serde(default)]
+    pub closing_failed: bool,
 }
 
 impl Stage {
@@ -77,6 +80,7 @@ impl Listed {
             added: state.is_added,
             in_flight_bytes: throttle.in_flight,
             throttled_ns: u64::try_from(throttle.throttled.as_nanos()).unwrap_or(u64::MAX),
+            closing_failed: state.has_closing_failed,
         }
     }
 }
@@ -146,6 +150,9 @@ impl fmt::Display for ListedStatus {
         }
         if listed.added {
             writeln!(f, "  added by a command; the file does not have it")?;
+        }
+        if listed.closing_failed {
+            writeln!(f, "  writes may be lost: an earlier closing has failed")?;
         }
         Ok(())
     }

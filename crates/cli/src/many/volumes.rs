@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ use crate::control::info::RuntimeInfo;
 use crate::error::{CliError, Status, message_of};
 use crate::system::pipe;
 use crate::tls;
-use crate::ui::print::print_stderr;
+use crate::ui::log::log;
 use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
 use crate::volume::source::KeyFile;
@@ -50,18 +50,20 @@ pub(crate) struct Volumes {
     changing: Mutex<()>,
     /// Clients at rest.
     parking: Parking,
-    freed: Mutex<FreedMemory>,
+    closings: Arc<Closings>,
+    /// Number of closings after which memory was last given back to the system.
+    released_after: AtomicU64,
     /// Threads that close idle volumes.
     idle_closers: Arc<AtomicUsize>,
 }
 
-/// Memory of volumes that were closed.
+/// Closings of all volumes since the server started.
 #[derive(Default)]
-struct FreedMemory {
-    /// Volumes that were open, or being closed, when this was last looked at.
-    open: usize,
-    /// Volumes were closed, and their memory was not given back to the system.
-    is_kept: bool,
+struct Closings {
+    /// Number of those that have ended.
+    number: AtomicU64,
+    /// One of them has failed: writes may be lost.
+    has_failed: AtomicBool,
 }
 
 struct State {
@@ -78,6 +80,7 @@ struct Entry {
     state: Mutex<EntryState>,
     /// The stage has changed.
     changed: Condvar,
+    closings: Arc<Closings>,
 }
 
 pub(super) struct EntryState {
@@ -88,9 +91,11 @@ pub(super) struct EntryState {
     pub(super) is_added: bool,
     /// It was removed, or the server stops.
     pub(super) is_removed: bool,
-    /// Failure of the last closing, on any thread: writes may be lost. A volume that is opened again
-    /// forgets it.
+    /// Failure of the last closing, on any thread: writes may be lost. Commands that find the volume closed report it;
+    /// one that is opened again forgets it.
     close_failure: Option<String>,
+    /// Some closing has failed since the server started.
+    pub(super) has_closing_failed: bool,
 }
 
 pub(super) enum Stage {
@@ -123,7 +128,9 @@ impl Volumes {
                 Some((options, server))
             }
         };
-        let entries = volumes.into_iter().map(|(name, config)| (name.clone(), Entry::new(name, config, false)));
+        let closings = Arc::default();
+        let entry = |(name, config): (String, _)| (name.clone(), Entry::new(name, config, false, &closings));
+        let entries = volumes.into_iter().map(entry);
         let state = State { default, idle_timeout, entries: entries.collect() };
         let parking = Parking::start()?;
         Ok(Self {
@@ -132,7 +139,8 @@ impl Volumes {
             tls,
             changing: Mutex::default(),
             parking,
-            freed: Mutex::default(),
+            closings,
+            released_after: AtomicU64::new(0),
             idle_closers: Arc::default(),
         })
     }
@@ -186,7 +194,7 @@ impl Volumes {
             match state.entries.get(&name).map(|entry| (entry, entry.configure(&config))) {
                 None | Some((_, Change::Removed)) => {
                     new += 1;
-                    state.entries.insert(name.clone(), Entry::new(name, config, false));
+                    state.entries.insert(name.clone(), Entry::new(name, config, false, &self.closings));
                 }
                 Some((_, Change::None)) => {}
                 Some((_, Change::Applied)) => changed += 1,
@@ -223,7 +231,8 @@ impl Volumes {
         let config = config::parse_volume(name, keys, idle_timeout, &others).map_err(|error| {
             CliError::refused(format!("Volume {name} is not added: {error}."), "correct the key; nothing has changed")
         })?;
-        lock(&self.state).entries.insert(name.to_owned(), Entry::new(name.to_owned(), config, true));
+        let entry = Entry::new(name.to_owned(), config, true, &self.closings);
+        lock(&self.state).entries.insert(name.to_owned(), entry);
         Ok(())
     }
 
@@ -258,26 +267,24 @@ impl Volumes {
     /// store that does not answer delays neither the other volumes nor the caller. To be called about once a second.
     pub(crate) fn close_idle(&self) {
         let now = Instant::now();
-        let mut open = 0;
         let mut due = Vec::new();
         for entry in self.entries() {
             let mut state = lock(&entry.state);
-            // The memory of one that is being closed is not free yet.
-            open += usize::from(matches!(state.stage, Stage::Open(_) | Stage::Closing));
             let Stage::Open(running) = &mut state.stage else { continue };
             running.note_clients(now);
             let report = running.start_failure_report(&entry.name);
             if state.is_due(now) {
                 due.push(Arc::clone(&entry));
             }
-            // Standard error may block.
             drop(state);
             if let Some(report) = report {
-                print_stderr(format_args!("{report}"));
+                log(format_args!("{report}"));
             }
         }
         self.close_due(due);
-        self.release_memory(open);
+        if self.has_freed_memory() {
+            inlock_engine::allocator::release_freed_pages();
+        }
     }
 
     /// Starts threads that close these volumes. Those for which there is no thread are closed in a later call.
@@ -304,22 +311,18 @@ impl Volumes {
         }
     }
 
-    /// Gives memory of volumes that were closed back to the system, when no more are being closed.
-    fn release_memory(&self, open: usize) {
-        let mut freed = lock(&self.freed);
-        let before = std::mem::replace(&mut freed.open, open);
-        if open < before {
-            freed.is_kept = true;
-        } else if std::mem::take(&mut freed.is_kept) {
-            inlock_engine::allocator::release_freed_pages();
-        }
+    /// Returns whether volumes were closed since the last call: their memory is to be given back to the system.
+    fn has_freed_memory(&self) -> bool {
+        let closings = self.closings.number.load(Ordering::Acquire);
+        self.released_after.swap(closings, Ordering::AcqRel) != closings
     }
 
-    /// Closes all volumes for good, and returns whether all writes are on stable storage. Blocks.
+    /// Closes all volumes for good, and returns whether all writes since the start of the server are on stable storage,
+    /// also those to volumes that were removed or opened again. Blocks.
     pub(crate) fn has_stopped_without_loss(&self) -> bool {
         let entries: Vec<_> = std::mem::take(&mut lock(&self.state).entries).into_values().collect();
         entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
-        close_all(&entries, IfOpening::Wait)
+        close_all(&entries, IfOpening::Wait) && !self.closings.has_failed.load(Ordering::Acquire)
     }
 
     /// Closes an idle or busy volume; the next client opens it again.
@@ -405,9 +408,22 @@ impl EntryState {
 }
 
 impl Entry {
-    fn new(name: String, config: VolumeConfig, is_added: bool) -> Arc<Self> {
-        let state = EntryState { config, stage: Stage::Closed, is_added, is_removed: false, close_failure: None };
-        Arc::new(Self { name, waiting: AtomicUsize::new(0), state: Mutex::new(state), changed: Condvar::new() })
+    fn new(name: String, config: VolumeConfig, is_added: bool, closings: &Arc<Closings>) -> Arc<Self> {
+        let state = EntryState {
+            config,
+            stage: Stage::Closed,
+            is_added,
+            is_removed: false,
+            close_failure: None,
+            has_closing_failed: false,
+        };
+        Arc::new(Self {
+            name,
+            waiting: AtomicUsize::new(0),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closings: Arc::clone(closings),
+        })
     }
 
     /// Blocks until the stage changes.
@@ -444,7 +460,7 @@ impl Entry {
         drop(state);
         let opened = caught(|| Running::open(&self.name, &config, parking));
         if let Err(error) = &opened {
-            print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
+            log(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
         }
         let mut state = lock(&self.state);
         let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
@@ -547,11 +563,14 @@ impl Entry {
         drop(state);
         let closed = caught(|| running.close());
         if let Err(error) = &closed {
-            print_stderr(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
+            log(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
         }
+        self.closings.has_failed.fetch_or(closed.is_err(), Ordering::AcqRel);
+        self.closings.number.fetch_add(1, Ordering::AcqRel);
         let mut state = lock(&self.state);
         state.stage = Stage::Closed;
         state.close_failure = closed.as_ref().err().map(message_of);
+        state.has_closing_failed |= closed.is_err();
         drop(state);
         self.changed.notify_all();
         closed
@@ -657,3 +676,6 @@ impl Catalog for Volumes {
         lease
     }
 }
+
+#[cfg(test)]
+mod tests;

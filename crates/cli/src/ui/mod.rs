@@ -1,6 +1,7 @@
 //! User interface: results, errors, tables, progress, prompts.
 
 pub(crate) mod columns;
+pub(crate) mod log;
 pub(crate) mod print;
 pub(crate) mod progress;
 pub(crate) mod terminal;

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,10 +15,7 @@ use inlock_rbd_store::{RbdName, RbdStore};
 use inlock_volume::{FileDevice, HeaderDevice};
 
 use crate::error::CliError;
-use crate::ui::print::warn;
-
-/// Events that wait to be printed.
-const MAX_EVENTS: usize = 64;
+use crate::ui::log::log;
 
 /// Storage daemons that an image may be on. One more waits, or fails, if the hard limit of descriptors is lower.
 const DAEMONS: usize = 4096;
@@ -112,18 +108,9 @@ pub(super) fn store_timeout() -> Duration {
     OPTIONS.get().map_or_else(|| StoreOptions::default().store_timeout, |options| options.nbd.store_timeout)
 }
 
-/// Prints an event of an export, on a thread of its own: the store's keeps time, and standard error may take nothing.
+/// Prints an event of an export. Does not block: the store's thread keeps time.
 pub(crate) fn report(uri: &str, event: &str) {
-    static EVENTS: OnceLock<Option<SyncSender<String>>> = OnceLock::new();
-    let start = || {
-        let (events, printed) = sync_channel::<String>(MAX_EVENTS);
-        let print = move || printed.into_iter().for_each(warn);
-        std::thread::Builder::new().name("inlock-events".to_owned()).spawn(print).ok().map(|_| events)
-    };
-    if let Some(events) = EVENTS.get_or_init(start) {
-        // What finds no room is not printed.
-        let _ = events.try_send(format!("{uri}: {event}"));
-    }
+    log(format_args!("inlock: warning: {uri}: {event}"));
 }
 
 /// Returns the text of a device name that is a URI of NBD, or the name of an image of RBD.

@@ -202,6 +202,12 @@ pub(crate) struct OpenedFec {
 
 /// Returns the store of a device.
 pub(crate) fn store(device: &Device, io: IoMode, read_only: bool) -> anyhow::Result<Arc<dyn BackingStore>> {
+    if device.file().is_none() {
+        return Err(CliError::refused(
+            format!("Device {} is not on this host.", device.path.display()),
+            "copy it to a file or a block device, or open it with --table, which takes exports",
+        ));
+    }
     let file = device.share()?;
     let store = if read_only { FileStore::new_read_only(file, io) } else { FileStore::new(file, io) };
     Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))

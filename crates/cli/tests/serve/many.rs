@@ -1,9 +1,11 @@
 //! `serve --config`: many volumes in one process.
 
 use crate::harness::{Dir, call, inlock, noise};
-use crate::stop;
+use crate::stop_child;
 use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -32,8 +34,8 @@ impl Many {
         let address = format!("unix:{}", nbd.display());
         let mut command = inlock();
         command.args(["serve", "--config", &config, "--nbd", &address, "--control", &control]).args(more);
-        // With settings that ./test.sh gives test programs, memory that is free stays with the process.
-        command.env_remove("MALLOC_TRIM_THRESHOLD_").env_remove("MALLOC_MMAP_THRESHOLD_");
+        // The server has settings of its own: with these, memory that is free would stay with the process.
+        command.env("MALLOC_TRIM_THRESHOLD_", "1000000000").env("MALLOC_ARENA_MAX", "1000");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut uri = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
@@ -54,22 +56,28 @@ impl Many {
         call(["control", &self.control].iter().copied().chain(words.iter().copied())).works().text().to_owned()
     }
 
-    /// Blocks until the list has this text.
-    pub(crate) fn wait_for(&self, text: &str) {
-        while !self.control(&["list"]).contains(text) {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
     pub(crate) fn rewrite(&self, config: &str) {
         self.dir.file("volumes.toml", config.as_bytes());
     }
 
     pub(crate) fn stop(self) -> String {
-        let (code, err) = stop(self.child, Signal::TERM);
-        assert_eq!(code, Some(0), "{err}");
+        self.stop_with(0)
+    }
+
+    /// Stops the server, which exits with a status, and returns its messages.
+    pub(crate) fn stop_with(mut self, status: i32) -> String {
+        let (code, err) = stop_child(&mut self.child, Signal::TERM);
+        assert_eq!(code, Some(status), "{err}");
         assert!(!self.nbd.exists() && !self.dir.path("control").exists(), "a socket stays");
         err
+    }
+}
+
+impl Drop for Many {
+    fn drop(&mut self) {
+        // It runs still if a test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -190,11 +198,11 @@ fn idle_volume_is_closed() {
     let image = dir.image("a", 1);
     let many = Many::start(dir, &format!("idle-timeout = 1\n{}", volume("a", &image, "type = \"raw\"")));
     let client = many.client("a").unwrap();
-    many.wait_for("\"open\"");
+    many.wait_until("a", "state", "open");
     // The image is locked as long as the volume is open.
     call(["serve", "--type", "raw", &image, "--run", "true"]).fails(5, &["is in use"]);
     drop(client);
-    many.wait_for("\"closed\"");
+    many.wait_until("a", "state", "closed");
     call(["serve", "--type", "raw", &image, "--run", "true"]).works();
     many.client("a").unwrap().read(0, 512).unwrap();
     many.stop();
@@ -227,9 +235,7 @@ fn reload_adds_removes_and_limits() {
     // The signal does the same.
     many.rewrite(&raw("a", &images[0], ""));
     kill_process(Pid::from_child(&many.child), Signal::HUP).unwrap();
-    while many.control(&["list"]).contains("\"c\"") {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually("volume c is removed", || many.listed("c"), Value::is_null);
     keeps.read(0, 512).unwrap();
     assert!(many.stop().contains("0 volumes added, 1 removed, 1 changed"));
 }
@@ -335,7 +341,7 @@ fn replies_have_the_form_that_was_negotiated() {
 fn open_idle_volumes_are_small() {
     const NUMBER: u64 = 200;
     /// Most of it comes once, with any number of volumes.
-    const CLOSED_KIB: u64 = 20;
+    const CLOSED_KIB: u64 = 12;
     let dir = Dir::new();
     let key = dir.file("key", &noise(32));
     let mut config = String::new();
@@ -359,9 +365,7 @@ fn open_idle_volumes_are_small() {
             client.write(0, &[round + 1; 4096]).unwrap();
             assert!(client.read(0, 4096).unwrap() == [round + 1; 4096]);
         }
-        while threads() > least {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        eventually("all workers have ended", threads, |number| *number <= least);
         let each = resident().saturating_sub(before) / NUMBER;
         assert!(each <= 100, "round {round}: an open idle volume takes {each} KiB");
     }
@@ -369,11 +373,9 @@ fn open_idle_volumes_are_small() {
     drop(clients);
     many.rewrite(&format!("idle-timeout = 1\n{config}"));
     many.control(&["reload"]);
-    while many.control(&["list"]).contains("\"open\"") {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    while resident().saturating_sub(before) / NUMBER > CLOSED_KIB {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let open = || many.control(&["list"]).matches("\"open\"").count();
+    eventually("all volumes are closed", open, |number| *number == 0);
+    let each = || resident().saturating_sub(before) / NUMBER;
+    eventually("KiB that a closed volume leaves", each, |kib| *kib <= CLOSED_KIB);
     many.stop();
 }

@@ -6,13 +6,17 @@ use crate::many_verbs::Store;
 use inlock_tests::nbd::{Connection, command, go_data, option_bytes};
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
-use std::io::{BufRead, BufReader};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 /// NBD_OPT_INFO
 const INFO: u32 = 6;
-const POLL: Duration = Duration::from_millis(20);
 
 impl Many {
     fn pid(&self) -> Pid {
@@ -112,10 +116,11 @@ fn key_is_in_memory_no_longer_after_a_volume_was_closed() {
             match way {
                 Way::Idle | Way::Closed => client.disconnect().unwrap(),
                 Way::Parked => {
-                    while many.workers() > 1 {
+                    let busy_and_others = || {
                         busy.read(0, 512).unwrap();
-                        std::thread::sleep(POLL);
-                    }
+                        many.workers()
+                    };
+                    eventually("workers of a client at rest have ended", busy_and_others, |number| *number <= 1);
                     kept = Some(client);
                 }
                 Way::Forced => kept = Some(client),
@@ -146,13 +151,13 @@ fn key_is_in_memory_no_longer_after_a_volume_was_closed() {
     many.stop();
 }
 
-/// Takes as long as the server waits for a lost server of an image.
 #[test]
 fn close_that_fails_on_one_thread_is_reported_on_all() {
     let dir = Dir::new();
     let other = volume("other", &dir.image("other", 1), "type = \"raw\"");
     let (store, uri) = Store::start(&dir);
-    let many = Many::start(dir, &format!("{other}{}", volume("v", &uri, "type = \"raw\"")));
+    let config = format!("{other}{}", volume("v", &uri, "type = \"raw\""));
+    let many = Many::start_with(dir, &config, &["--reconnect-delay", "1"]);
     let mut client = many.client("v").unwrap();
     client.write(0, &[1; 4096]).unwrap();
     store.signal(Signal::STOP);
@@ -169,7 +174,79 @@ fn close_that_fails_on_one_thread_is_reported_on_all() {
     second.join().unwrap().fails(1, &["Volume v is removed, but its last writes may be lost"]);
     assert!(many.client("v").is_err(), "a removed volume is there");
     many.client("other").unwrap().read(0, 512).unwrap();
-    many.stop();
+    many.stop_with(1);
+}
+
+#[test]
+fn closing_that_failed_is_remembered_after_the_volume_was_opened_again() {
+    let dir = Dir::new();
+    let other = volume("other", &dir.image("other", 1), "type = \"raw\"");
+    let (store, uri) = Store::start(&dir);
+    let config = format!("{other}{}", volume("v", &uri, "type = \"raw\""));
+    let many = Many::start_with(dir, &config, &["--reconnect-delay", "1"]);
+    many.client("other").unwrap().write(0, &[1; 512]).unwrap();
+    many.client("v").unwrap().write(0, &[1; 4096]).unwrap();
+    drop(store);
+    call(["control", &many.control, "close", "v"]).fails(1, &["Writes to ", "may be lost"]);
+    let _store = Store::start(&many.dir);
+    let mut client = many.client("v").unwrap();
+    client.write(0, &[2; 4096]).unwrap();
+    client.disconnect().unwrap();
+    let failed = |name: &str| many.listed(name)["closing_failed"] == true;
+    assert_eq!((many.listed("v")["state"].as_str(), failed("v"), failed("other")), (Some("open"), true, false));
+    let words = "  writes may be lost: an earlier closing has failed\n";
+    assert!(many.control(&["status", "v"]).contains(words) && !many.control(&["status", "other"]).contains(words));
+    let table = call(["control", &many.control, "list"]).works().text().to_owned();
+    assert_eq!(table.lines().map(|line| line.rsplit(' ').next().unwrap()).collect::<Vec<_>>(), ["FAILED", "no", "yes"]);
+    // This closing works.
+    many.control(&["close", "v"]);
+    many.stop_with(1);
+}
+
+/// A pipe whose reader reads nothing.
+#[test]
+fn standard_error_that_takes_nothing_delays_no_volume() {
+    const REFUSED: usize = 600;
+    let dir = Dir::new();
+    let config = [
+        volume("a", &dir.image("a", 1), "type = \"raw\"\nidle-timeout = 1"),
+        volume("missing", "/nonexistent/image", "type = \"raw\""),
+    ];
+    let mut many = Many::start(dir, &config.concat());
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
+    let mut pipe = options.open(format!("/proc/{}/fd/2", many.child.id())).unwrap();
+    let mut filled = 0;
+    while let Ok(len) = pipe.write(&[b'\n'; 1 << 10]) {
+        filled += len;
+    }
+    // The thread that looks for idle volumes reports this.
+    many.rewrite(&config[0]);
+    rustix::process::kill_process(many.pid(), Signal::HUP).unwrap();
+    eventually("a volume is removed", || many.listed("missing"), Value::is_null);
+    many.control(&["add", "missing", "image=/nonexistent/image", "type=raw"]);
+    for _ in 0..REFUSED {
+        let mut client = Connection::haggle(&many.nbd, Duration::from_secs(20)).unwrap();
+        let refused = format!("{:#}", client.go(b"missing").unwrap_err());
+        assert!(!refused.contains("os error"), "a client waits for standard error: {refused}");
+    }
+    many.client("a").unwrap().disconnect().unwrap();
+    many.wait_until("a", "state", "closed");
+    // What waited is printed as soon as it is read.
+    let mut messages = BufReader::new(many.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let message = messages.by_ref().find(|line| !line.is_empty());
+    assert_eq!(message.as_deref(), Some("inlock: 0 volumes added, 1 removed, 0 changed"));
+    let (mut printed, mut dropped) = (0, 0);
+    while dropped == 0 {
+        let line = messages.next().unwrap();
+        match line.strip_suffix(" messages were dropped: standard error was not read") {
+            Some(number) => dropped = number.trim_start_matches("inlock: ").parse().unwrap(),
+            None => printed += usize::from(line.contains("volume missing: ")),
+        }
+    }
+    assert_eq!(printed + dropped, REFUSED, "{printed} printed, {filled} bytes were in the pipe");
+    rustix::process::kill_process(many.pid(), Signal::TERM).unwrap();
+    assert_eq!(many.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
@@ -205,9 +282,7 @@ fn clients_of_a_worker_that_cannot_start_wait() {
         let mut lines = BufReader::new(many.child.stderr.take().expect("a pipe")).lines();
         let mut clients = [(); 3].map(|()| many.client("a").unwrap());
         clients[0].write(0, &[7; 4096]).unwrap();
-        while many.workers() > 0 {
-            std::thread::sleep(POLL);
-        }
+        eventually("all workers have ended", || many.workers(), |number| *number == 0);
         // Nothing can be opened: neither a ring, nor what wakes a worker.
         let pid = many.pid();
         let limit = |current| {
@@ -250,9 +325,7 @@ fn idle_threads_of_integrity_volumes_end() {
         let data = Random::new(round).bytes(1 << 20);
         client.write(round << 20, &data).unwrap();
         client.flush().unwrap();
-        while many.threads("inlock-s") > 1 {
-            std::thread::sleep(POLL);
-        }
+        eventually("idle threads have ended", || many.threads("inlock-s"), |number| *number <= 1);
         assert!(client.read(round << 20, 1 << 20).unwrap() == data);
     }
     many.stop();

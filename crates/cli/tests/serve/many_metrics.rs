@@ -3,6 +3,7 @@
 use crate::harness::{Dir, call, noise};
 use crate::many::{Many, volume};
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -66,7 +67,7 @@ fn scraper_gets_metrics_of_each_volume() {
         let in_flight = |volume: &str| samples[&format!("inlock_in_flight_bytes{{volume=\"{volume}\"}}")];
         in_flight("a") + in_flight("b") == 0.0
     };
-    let open = std::iter::repeat_with(|| scrape(&many)).find(is_at_rest).expect("it does not end");
+    let open = eventually("nothing is in flight", || scrape(&many), is_at_rest);
     let of = |name: &str, volume: &str, rest: &str| {
         let name = format!("{name}{{volume=\"{volume}\"{rest}}}");
         *open.get(&name).unwrap_or_else(|| panic!("no {name} in {open:?}"))

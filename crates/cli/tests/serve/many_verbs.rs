@@ -4,13 +4,11 @@ use crate::harness::{Dir, Ended, call, call_with, noise};
 use crate::many::{Many, volume};
 use inlock_tests::nbd::{Connection, command};
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::time::Duration;
-
-const POLL: Duration = Duration::from_millis(50);
 
 impl Many {
     /// Runs a command that may fail.
@@ -25,11 +23,11 @@ impl Many {
     }
 
     /// Blocks until a field of the listed volume has a value.
+    #[track_caller]
     pub(crate) fn wait_until(&self, name: &str, field: &str, value: impl Into<Value>) {
         let value = value.into();
-        while self.listed(name)[field] != value {
-            std::thread::sleep(POLL);
-        }
+        let what = format!("{field} of volume {name} is {value}");
+        eventually(&what, || self.listed(name), |listed| listed[field] == value);
     }
 }
 

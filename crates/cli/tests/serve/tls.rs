@@ -6,6 +6,7 @@ use inlock_tests::certificates::Authority;
 use inlock_tests::nbd::{Connection, option};
 use inlock_tests::process::PYTHON;
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -356,9 +357,7 @@ fn half_open_connections_are_bounded() {
     }
     // Others are served as soon as these have left or are late.
     half_open.truncate(200);
-    while size(&uri).0 != 0 {
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    eventually("a client is served", || size(&uri), |(code, _)| *code == 0);
     drop(half_open);
     assert_eq!(stop(child, Signal::TERM), (Some(0), String::new()));
 }
@@ -432,9 +431,7 @@ fn many_volumes_are_served_over_tls_and_certificates_are_read_again() {
     authority.issue("client", "client", 22);
     authority.issue("server", "server", 23);
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
-    while size(&uri_of_b).0 != 0 {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually("the new certificates are used", || size(&uri_of_b), |(code, _)| *code == 0);
     let (code, err) = stop(child, Signal::TERM);
     assert_eq!(code, Some(0), "{err}");
     assert!(fs::read(&images[1]).unwrap() == noise(1 << 20));

@@ -17,7 +17,7 @@ use crate::store::file::IoMode;
 use crate::store::{BackingStore, read_range, write_range};
 pub use busy_poll::BusyPoll;
 use busy_poll::Polling;
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -531,6 +531,14 @@ impl Ring {
             Descriptor::Socket(socket) => Some(socket),
             Descriptor::Store(_) | Descriptor::Ublk(..) => None,
         }
+    }
+
+    /// Whether the peer of a socket has closed it, or the connection has failed: nothing can be sent. Does not block.
+    pub fn has_peer_left(&mut self, file: FileId) -> bool {
+        let Some(Held { descriptor: Descriptor::Socket(fd), .. }) = self.files.get(file) else { return false };
+        let mut polled = [PollFd::new(fd, PollFlags::empty())];
+        let is_reported = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok();
+        is_reported && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Stops receiving on a socket: a receive in flight completes with the bytes received so far.

@@ -9,6 +9,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
 use inlock_engine::{BlockingDevice, Errno, RequestError};
+use inlock_tests::wait::eventually;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -50,9 +51,7 @@ impl ThreadStore {
 
     /// Waits until the store holds `count` operations back.
     fn wait_until_held(&self, count: usize) {
-        while self.held.load(Ordering::Acquire) < count {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("operations are held", || self.held.load(Ordering::Acquire), |held| *held >= count);
     }
 }
 

@@ -10,6 +10,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
+use inlock_tests::wait::eventually;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -153,9 +154,7 @@ fn operation_that_waits_for_a_thread_fails_in_time() {
         let store = &store;
         let write = |byte: u8| asynchronous::write_at(store, &[byte; 512], u64::from(byte) * 512, false);
         let begun = [1, 2].map(|byte| scope.spawn(move || write(byte)));
-        while *stuck.begun.lock().unwrap() < 2 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("two writes wait", || *stuck.begun.lock().unwrap(), |begun| *begun == 2);
         // A sync that failed would make all later ones fail.
         let sync = scope.spawn(move || asynchronous::sync(store));
         let late = [3, 4].map(|byte| scope.spawn(move || write(byte)));

@@ -355,21 +355,24 @@ impl NbdFrontend {
         place.take_if(|connection| connection.is_dropped && connection.session.is_idle());
     }
 
-    /// Drops clients that are over a limit.
+    /// Drops clients that are over a limit, and those that have left while their requests wait for one: nothing is
+    /// received from them.
     fn scan(&mut self, cx: &mut Context<'_>) {
         let (now, limits) = (self.now, self.limits);
+        let is_throttled = self.is_throttled;
         let blocked = self.blocked_since(now);
         for index in 0..self.connections.len() as u32 {
             // A client does not wait for memory that it holds itself, and all wait while the device is suspended.
             let others = blocked.iter().flatten().find(|(_, blocked)| *blocked != index).filter(|_| !cx.suspended);
-            let Some(Connection { session, .. }) = self.connection(index) else { continue };
+            let Some(Connection { session, file, is_queued, .. }) = self.connection(index) else { continue };
+            let has_left = is_throttled && *is_queued && cx.ring.has_peer_left(*file);
             let is_slow = session.handshake_since().is_some_and(|since| now - since > limits.handshake);
             // A slow store is not the client's fault: only what the client owes makes it late.
             let is_stalled = session
                 .owes_since()
                 .zip(others)
                 .is_some_and(|(owes, (waits, _))| now - owes.max(*waits) > limits.stall);
-            if is_slow || is_stalled || self.drain_until.is_some_and(|until| now > until) {
+            if has_left || is_slow || is_stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.drop_connection(cx, index);
             }
         }

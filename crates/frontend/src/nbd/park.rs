@@ -84,7 +84,7 @@ impl Parking {
     /// There are no more descriptors, or threads.
     pub fn start() -> io::Result<Self> {
         // What ended workers had must not stay with the process.
-        inlock_engine::allocator::map_large_allocations();
+        inlock_engine::allocator::keep_little_memory();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wakeup, epoll::EventData::new_u64(WAKEUP), epoll::EventFlags::IN)?;

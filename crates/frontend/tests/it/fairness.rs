@@ -7,6 +7,7 @@ use inlock_engine::store::file::FileStore;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
+use inlock_tests::wait::eventually;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -253,9 +254,7 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
             let [mut busy, mut good] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
             store.hold(true);
             let write = busy.send_write(0, 0, &[1; 4096]);
-            while !store.waits.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
+            eventually("a write waits", || store.waits.load(Ordering::SeqCst), |waits| *waits);
             for client in &mut clients {
                 (0..200).for_each(|_| {
                     client.send(kind, 0, 0, 4 * MIB);
@@ -339,14 +338,7 @@ fn silent_tcp_client_is_probed() {
         line.expect("the server's end")[5].clone()
     };
     // While the greeting is not acknowledged, another timer runs.
-    let mut shown = timer();
-    for _ in 0..100 {
-        if shown.starts_with("02:") {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        shown = timer();
-    }
+    let shown = eventually("the timer is that of keepalive", timer, |shown| shown.starts_with("02:"));
     let (kind, when) = shown.split_once(':').expect("a timer and when it runs out");
     let when = u64::from_str_radix(when, 16).expect("ticks");
     assert!(kind == "02" && when <= 60 * 100, "{shown}");

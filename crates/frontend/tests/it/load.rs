@@ -4,6 +4,7 @@ use crate::client::*;
 use crate::support::*;
 use inlock_engine::Errno;
 use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_tests::wait::eventually;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -300,9 +301,7 @@ fn write_acknowledged_before_stop_is_durable() {
         let mut other = Client::open(served.path(), Mode::Simple);
         store.set(Faults { hold_writes: true, ..Faults::default() });
         let held = other.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
-        while store.waiting.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
+        eventually("a write waits", || store.waiting.load(Ordering::SeqCst), |waiting| *waiting > 0);
         let gone = AtomicBool::new(false);
         let acknowledged = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_until_gone(&mut client, &gone));

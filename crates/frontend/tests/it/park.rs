@@ -12,6 +12,7 @@ use inlock_frontend::nbd::throttle::ExportLimits;
 use inlock_tests::nbd::{Connection, Mode, go_data, option_bytes};
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -69,15 +70,11 @@ impl Exported {
 
     /// Blocks until no worker runs.
     fn rest(&self) {
-        while self.server.running_workers() > 0 {
-            std::thread::yield_now();
-        }
+        eventually("all workers have ended", || self.server.running_workers(), |number| *number == 0);
     }
 
     fn wait_for_clients(&self, number: usize) {
-        while self.server.clients() != number {
-            std::thread::yield_now();
-        }
+        eventually("clients are counted", || self.server.clients(), |clients| *clients == number);
     }
 }
 
@@ -231,9 +228,7 @@ fn request_to_a_device_that_was_suspended_at_rest_waits_for_its_key() {
         exported.device.suspend().expect("it suspends");
         let (_, bytes) = second.header(0, READ, 0, 4096);
         second.send(&bytes).expect("a connection");
-        while exported.server.running_workers() == 0 {
-            std::thread::yield_now();
-        }
+        eventually("a worker runs", || exported.server.running_workers(), |number| *number > 0);
         exported.device.resume().expect("it has its key");
         assert!(second.reply(4096).expect("a reply").data == [7; 4096]);
         exported.rest();

@@ -8,6 +8,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::Limits;
+use inlock_tests::wait::eventually;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -58,7 +59,7 @@ fn error_chunk_does_not_overtake_data_before_it() {
         store.set(Faults { bad_reads: Some((3 * MIB..4 * MIB, Errno::IO)), ..Faults::default() });
         let failing = client.send(READ, 0, 0, 16 * MIB);
         // Nothing is taken from the socket until the read has failed.
-        wait_until(|| store.failed.load(Ordering::SeqCst) > 0);
+        eventually("a read has failed", || store.failed.load(Ordering::SeqCst), |failed| *failed > 0);
         assert_eq!(client.wait(failing).error, errno::IO, "{io:?}, {mode:?}");
         client.read(0, 4096);
     }
@@ -214,7 +215,7 @@ fn write_that_arrives_while_server_stops_does_not_hang() {
         // The worker is held inside of the store; the rest and the end then come together.
         store.set(Faults { hold_writes: true, ..Faults::default() });
         let write = held.send_write(0, 20 * MIB, &[1; 4096]);
-        wait_until(|| store.waiting.load(Ordering::SeqCst) > 0);
+        eventually("a write waits", || store.waiting.load(Ordering::SeqCst), |waiting| *waiting > 0);
         late.connection.stream.write_all(rest).expect("the socket holds it");
         let stopping = std::thread::spawn(move || served.stop());
         std::thread::sleep(Duration::from_millis(300));

@@ -7,6 +7,7 @@ use inlock_engine::store::Geometry;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Device, Errno};
+use inlock_tests::wait::eventually;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -75,11 +76,11 @@ fn segment() -> Segment {
 
 /// Shortens the device while an operation waits in the store, and lets it go on.
 fn shrink_while_held(served: &Served, store: &HeldStore, len: u64) {
-    wait_until(|| store.is_waiting.load(Ordering::SeqCst));
+    eventually("the store holds an operation", || store.is_waiting.load(Ordering::SeqCst), |held| *held);
     std::thread::scope(|scope| {
         let resized = scope.spawn(|| served.device.set_len(len));
         // From here on nothing more starts on the longer device.
-        wait_until(|| served.device.is_suspended());
+        eventually("the device is suspended", || served.device.is_suspended(), |suspended| *suspended);
         store.release();
         assert_eq!(resized.join().expect("no panic").expect("the length is one of whole units"), len);
     });

@@ -66,12 +66,6 @@ pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn wait_until(what: impl Fn() -> bool) {
-    while !what() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Time limits of clients.
 pub(crate) fn limits(handshake: Duration, stall: Duration, drain: Duration) -> Limits {
     let mut limits = Limits::default();

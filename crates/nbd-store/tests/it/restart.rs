@@ -7,6 +7,7 @@ use inlock_nbd_store::{NbdStore, StoreOptions};
 use inlock_tests::nbd::command;
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -292,9 +293,7 @@ impl Keep {
         assert_eq!(fake.connections(), 2);
         let writing = Arc::clone(&store);
         let writer = std::thread::spawn(move || writing.write_at(&[1; BLOCK], 0));
-        while !self.has_write.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the server has the write", || self.has_write.load(Ordering::SeqCst), |has_write| *has_write);
         fake.cut(1);
         (fake, store, writer)
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use inlock_frontend::nbd::descriptors;
@@ -16,15 +17,18 @@ use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
 use crate::control::background;
 use crate::control::listener::Listener;
-use crate::error::CliError;
+use crate::error::{CliError, hint_of, message_of};
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
-use crate::ui::print::{print, print_stderr, report};
+use crate::ui::log::{self, log};
+use crate::ui::print::print;
 use crate::values::Listen;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
 const DESCRIPTORS: usize = 65_536;
+/// Time for standard error to take the last messages.
+const LAST_MESSAGES: Duration = Duration::from_secs(2);
 /// Interval of looking for idle volumes.
 const IDLE_CHECK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -88,6 +92,7 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     drop((listener, control));
     // Volumes have reported what they failed of.
     let is_flushed = volumes.has_stopped_without_loss();
+    log::finish(LAST_MESSAGES);
     ended?;
     Ok(if is_flushed { 0 } else { 1 })
 }
@@ -103,9 +108,12 @@ fn serve(volumes: &Volumes, caught: &Caught) -> anyhow::Result<()> {
         match caught.take() {
             Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
             Some(number) if number == Signal::HUP.as_raw() => match volumes.reload() {
-                Ok(outcome) => print_stderr(format_args!("inlock: {outcome}")),
+                Ok(outcome) => log(format_args!("inlock: {outcome}")),
                 Err(error) => {
-                    let _ = report(&error);
+                    log(format_args!("inlock: {}", message_of(&error)));
+                    if let Some(hint) = hint_of(&error) {
+                        log(format_args!("hint: {hint}"));
+                    }
                 }
             },
             Some(_) => return Ok(()),

@@ -5,6 +5,7 @@ use inlock_engine::BackingStore;
 use inlock_engine::Errno;
 use inlock_engine::store::{Geometry, StoreProfile};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, ZonedStore};
+use inlock_tests::wait::eventually;
 use std::io::IoSlice;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -67,7 +68,7 @@ pub(crate) struct Trouble {
 }
 
 /// Effect of the fault on the next write.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Hold {
     #[default]
     No,
@@ -122,7 +123,7 @@ impl Trouble {
 
     /// Waits until a write is held.
     pub(crate) fn until_held(&self) {
-        drop(self.hold.1.wait_while(self.hold.0.lock().unwrap(), |hold| *hold != Hold::Holds).unwrap());
+        eventually("a write is held", || *self.hold.0.lock().unwrap(), |hold| *hold == Hold::Holds);
     }
 
     pub(crate) fn release(&self) {

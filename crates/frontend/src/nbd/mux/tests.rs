@@ -17,6 +17,8 @@ const DEVICE_LEN: u64 = 16 << 20;
 const READ_LEN: u64 = 8 << 20;
 const GREETING_LEN: usize = 18;
 const REPLY_LEN: usize = 16;
+/// Time of a test, with room for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The frontend, which has the worker never wait, and notes how long it would.
 struct Watched {
@@ -65,6 +67,7 @@ struct Fixture {
     device: Arc<Device>,
     worker: Worker<Watched>,
     mailbox: Arc<Mailbox<Told>>,
+    begun: Instant,
 }
 
 impl Fixture {
@@ -92,7 +95,7 @@ impl Fixture {
         let nbd = NbdFrontend { throttle, ..NbdFrontend::new(Arc::new(export), Arc::default(), limits) };
         let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
         let worker = Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), pool, watched);
-        Self { mailbox: worker.mailbox(), device, worker }
+        Self { mailbox: worker.mailbox(), device, worker, begun: Instant::now() }
     }
 
     fn nbd(&self) -> &NbdFrontend {
@@ -113,6 +116,7 @@ impl Fixture {
     }
 
     fn turn(&mut self) {
+        assert!(self.begun.elapsed() < PATIENCE, "a test waits in vain");
         assert_eq!(self.worker.turn().unwrap(), Flow::Continue);
     }
 
@@ -372,6 +376,29 @@ fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
     let after = |secs| throttle.stats(Instant::now() + Duration::from_secs(secs)).throttled;
     assert!(after(1000) > Duration::from_secs(999), "it is not counted while it waits");
     drop(client);
+    assert_eq!(fixture.clients_left(0), 0);
+    fixture.turn();
+    assert_eq!(after(1000), after(2000), "nothing waits");
+}
+
+#[test]
+fn client_that_leaves_without_a_reply_to_send_is_noticed_while_it_waits_for_a_limit() {
+    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
+    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let mut clients = [(); 2].map(|()| fixture.connected());
+    clients[0].command(command::READ, 4096);
+    fixture.run_until(&mut [&mut clients[0]], REPLY_LEN + 4096);
+    clients.iter_mut().for_each(|client| client.command(command::READ, 4096));
+    while !fixture.nbd().is_throttled {
+        fixture.turn();
+    }
+    let [first, second] = clients;
+    drop(first);
+    assert_eq!(fixture.clients_left(1), 1, "it counts until its request is read");
+    let after = |secs| throttle.stats(Instant::now() + Duration::from_secs(secs)).throttled;
+    assert!(after(1000) > Duration::from_secs(999), "the other one waits still");
+    drop(second);
     assert_eq!(fixture.clients_left(0), 0);
     fixture.turn();
     assert_eq!(after(1000), after(2000), "nothing waits");
