@@ -51,7 +51,7 @@ contest() {
     done
 }
 
-# Without integrity protection, as a comparison: what the way of a request through the emulated guest costs.
+# Without integrity protection, as a comparison: what the path of a request costs in the emulated guest.
 contest xts-4096 --cipher aes-xts-plain64 --sector-size 4096
 contest gcm-4096 --cipher aes-gcm-random --integrity aead --key-size 256 --sector-size 4096
 contest hmac-sha256-4096 --cipher aes-xts-random --integrity hmac-sha256 --sector-size 4096
