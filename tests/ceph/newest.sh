@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests with a Ceph cluster (tests/tests/ceph) with the newest Ceph, that of Debian sid: with the librbd of this
 # system in Inlock, and then with the newest. What Inlock is compared with is the newest librbd in both. Needs root, and
-# takes about ten minutes.
+# takes a quarter of an hour.
 #
 #   tests/ceph/newest.sh                          runs the tests
 #   tests/ceph/newest.sh run PROGRAM [ARGUMENT]   runs a program with the newest Ceph instead of that of this system
