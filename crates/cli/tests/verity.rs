@@ -4,6 +4,7 @@ mod harness;
 
 use harness::control::Run;
 use harness::{Dir, Ended, call, have, inlock, noise, run};
+use inlock_tests::process::PYTHON;
 use inlock_tests::report::count;
 use serde_json::Value;
 use std::fs;
@@ -189,20 +190,29 @@ fn status_counts_verified_and_corrupted_blocks() {
     let (data, hash, root) = device(&dir, 4096 * 300);
     flip(&data, 4096 * 7);
     let name = format!("verity-test-{}", std::process::id());
+    let metrics = dir.name("metrics");
     let mut serving = inlock();
     let script = format!(
         "qemu-io -r -f raw -c 'read -q 0 28672' -c 'read -q 28672 4096' \"$uri\" >/dev/null 2>&1; \
-         {0} verity status {name} --json; {0} verity status {name}",
+         {0} verity status {name} --json; {0} verity status {name}; \
+         {PYTHON} -c \"import socket; s = socket.socket(socket.AF_UNIX); s.connect('{metrics}'); \
+         s.sendall(b'GET /metrics HTTP/1.1\\r\\n\\r\\n'); print(s.makefile().read())\"",
         env!("CARGO_BIN_EXE_inlock")
     );
-    serving.args(["verity", "serve", &data, &hash, &root, "--name", &name, "--run", &script]);
+    let address = format!("unix:{metrics}");
+    serving.args(["verity", "serve", &data, &hash, &root, "--name", &name, "--metrics", &address, "--run", &script]);
     let ended = run(serving.stderr(Stdio::piped()), b"");
     let mut values = serde_json::Deserializer::from_slice(&ended.out).into_iter::<Value>();
     let json = values.next().unwrap().unwrap();
     assert_eq!((&json["verity"]["corrupted"], &json["verity"]["hash_block_size"]), (&1.into(), &4096.into()));
     assert!(json["verity"]["verified_blocks"].as_u64().unwrap() >= 8);
     assert_eq!((&json["type"], &json["read_only"]), (&"VERITY".into(), &true.into()));
-    for line in ["  type:    VERITY", "  status:      corrupted", "  hash name:   sha256", "  mode:    readonly"] {
+    let [corrupted, rebuilt] = [("corrupted", 1), ("rebuilt", 0)]
+        .map(|(kind, count)| format!("inlock_verity_bad_blocks_total{{volume=\"{name}\",kind=\"{kind}\"}} {count}"));
+    for line in ["  type:    VERITY", "  status:      corrupted", "  hash name:   sha256", "  mode:    readonly"]
+        .into_iter()
+        .chain([&*corrupted, &*rebuilt])
+    {
         assert!(ended.text().lines().any(|other| other == line), "no {line:?} in {}", ended.text());
     }
 }

@@ -126,6 +126,11 @@ impl Text {
         if let Some(integrity) = &status.integrity {
             self.integrity(&integrity.counters);
         }
+        if let Some(verity) = &status.verity {
+            let blocks = [("corrupted", verity.corrupted), ("rebuilt", verity.repaired)];
+            let help = "Reads of blocks that did not match their digests.";
+            self.counter("inlock_verity_bad_blocks", "", help, "kind", &blocks);
+        }
         self.latencies(snapshot, all);
     }
 
