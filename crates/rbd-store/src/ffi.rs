@@ -660,7 +660,8 @@ impl Operations {
         count == BATCH
     }
 
-    /// Fails operations started until `limit`, and returns their number. Their memory stays until librbd completes them.
+    /// Fails operations started until `limit`, and returns their number. Their memory stays until librbd has completed
+    /// them.
     pub(crate) fn abandon(&self, limit: Instant) -> usize {
         let mut table = self.table();
         let late = |(number, flight): (&usize, &Flight)| match flight {

@@ -98,7 +98,7 @@ fn image_that_cannot_be_opened_has_status_4_and_its_reason() -> Result<()> {
         Ok(path.to_str().context("a text")?.to_owned())
     };
     // A key that the cluster does not have for this client, and a client that may do nothing in the pool.
-    let wrong = keyring("stranger", cluster.other_key()?.trim())?;
+    let wrong = keyring("stranger", cluster.generate_key()?.trim())?;
     let weak = unique("weak");
     let caps =
         ["auth", "get-or-create-key", &format!("client.{weak}"), "mon", "allow r", "osd", "allow rwx pool=other"];

@@ -120,7 +120,7 @@ impl Cluster {
     }
 
     /// Returns a new key that no client has, and that every release of librados can read.
-    pub(crate) fn other_key(&self) -> Result<String> {
+    pub(crate) fn generate_key(&self) -> Result<String> {
         let older: &[&str] = if self.newest.is_some() { &["--key-type", "aes"] } else { &[] };
         self.run("ceph-authtool", &[&["--gen-print-key"][..], older].concat())
     }
