@@ -5,6 +5,7 @@ use inlock_engine::{BackingStore, BlockStatus, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri};
 use inlock_tests::nbd::command;
 use inlock_tests::report::count;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -572,7 +573,16 @@ fn unanswered_queries_of_extents_do_not_fill_the_connection() {
 /// A reply before the data of its write was sent is one to no request.
 #[test]
 fn early_reply_to_a_long_write_is_a_violation() {
-    let early: Lie = |c, a| (a.kind == WRITE).then(|| send(c, &a.simple(0), After::Stall))?;
+    let early: Lie = |c, a| {
+        (a.kind == WRITE).then(|| {
+            let after = send(c, &a.simple(0), After::Close);
+            // It reads none of the data: the client could send all before it looks at the reply.
+            let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+            let polled = &mut [PollFd::new(c, PollFlags::empty())];
+            assert_eq!(poll(polled, Some(&limit)), Ok(1), "the client stays");
+            after
+        })?
+    };
     let fake = Fake::start(Facts { lie: Some(early), ..Facts::default() });
     let store = fake.open(&quick()).unwrap();
     // Longer than the buffers of a socket.
