@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use inlock_engine::BackingStore;
+use inlock_engine::store::direct::DirectStore;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_volume::{FileDevice, Zones};
 
@@ -161,6 +162,12 @@ impl Device {
         }
         let file = if direct { self.reopen_direct(!read_only)? } else { self.share()? };
         Ok(Arc::new(if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? }))
+    }
+
+    /// Returns a store of a block device with direct I/O, for requests of any bytes.
+    pub(crate) fn direct_store(&self, read_only: bool) -> io::Result<Arc<dyn BackingStore>> {
+        let file = self.reopen_direct(!read_only)?;
+        Ok(Arc::new(DirectStore::new(file, self.block_len() as usize, read_only)?))
     }
 }
 

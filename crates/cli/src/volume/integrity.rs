@@ -1,5 +1,6 @@
 //! Volumes of dm-integrity: devices, keys, and the device of the library with the thread that maintains it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -56,9 +57,15 @@ impl IntegrityDevices {
 
 /// Returns the stores of a volume for the library, from their first sector.
 pub(crate) fn stores(metadata: &Device, data: Option<&Device>, io: IoMode, read_only: bool) -> anyhow::Result<Stores> {
-    let store = |device: &Device| -> anyhow::Result<Arc<dyn BackingStore>> {
-        device.store(io, read_only, false).with_context(|| format!("cannot use {}", device.path.display()))
-    };
+    stores_of(metadata, data, |device| device.store(io, read_only, false))
+}
+
+fn stores_of(
+    metadata: &Device,
+    data: Option<&Device>,
+    store: impl Fn(&Device) -> io::Result<Arc<dyn BackingStore>>,
+) -> anyhow::Result<Stores> {
+    let store = |device: &Device| store(device).with_context(|| format!("cannot use {}", device.path.display()));
     let metadata = store(metadata)?;
     Ok(match data {
         None => Stores::interleaved(metadata),
@@ -77,6 +84,8 @@ pub(crate) struct IntegrityOpening {
     pub freshness: Option<FreshnessCheck>,
     /// The line of a table.
     pub line: Option<RunningLine>,
+    /// Use direct I/O on the block devices.
+    pub direct: bool,
 }
 
 impl IntegrityOpening {
@@ -88,7 +97,7 @@ impl IntegrityOpening {
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
         let (options, start) = (OpenOptions::new(mode), segment.data_offset.0);
-        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None }
+        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None, direct: false }
     }
 
     /// Opens the volume below a segment, after a comparison with its freshness file.
@@ -124,7 +133,11 @@ impl IntegrityOpening {
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
-        let stores = Stores { start: self.start, ..stores(metadata, data, io, read_only)? };
+        let stores = stores_of(metadata, data, |device| match self.direct {
+            true => device.direct_store(read_only),
+            false => device.store(io, read_only, false),
+        })?;
+        let stores = Stores { start: self.start, ..stores };
         let options = OpenOptions { read_only, ..self.options };
         let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&metadata.path))?;
         let mismatches = device.metrics().mismatches;

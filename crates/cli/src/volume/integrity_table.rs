@@ -70,7 +70,8 @@ pub(super) fn opening(
     };
     let every = interval.map_or(DEFAULT_COMMIT_TIME, Duration::from_millis);
     let running = RunningLine::of_table(line, metadata, data)?;
-    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None, line: Some(running) })
+    let (start, line) = (line.offset, Some(running));
+    Ok(IntegrityOpening { options, every, start, freshness: None, line, direct: false })
 }
 
 /// Returns the error of a line that its volume does not agree with.

@@ -113,7 +113,11 @@ impl UnlockedVolume {
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
     /// their own, and must not wait for memory of this one. Only for frontends with workers, whose buffers are aligned.
+    /// A volume with integrity protection has buffers of its own.
     pub(crate) fn use_direct_io(&mut self) {
+        if let Contents::Integrity(opening) | Contents::Authenticated(_, _, opening) = &mut self.contents {
+            opening.direct = self.data.iter().all(Device::is_block);
+        }
         let (Contents::Volume(segments, _), [data]) = (&self.contents, self.data.as_slice()) else { return };
         let block = u64::from(data.block_len());
         let fits = |segment: &Segment| {

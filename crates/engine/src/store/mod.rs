@@ -7,6 +7,7 @@
 
 pub mod asynchronous;
 pub(crate) mod block_device;
+pub mod direct;
 pub mod file;
 pub mod memory;
 pub mod threaded;

@@ -3,9 +3,12 @@
 use crate::support::with;
 use crate::support::{Random, key, segment};
 use inlock_cipher::Sector;
+use inlock_engine::store::direct::DirectStore;
 use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Target};
 use std::fs::{File, OpenOptions};
+use std::io::IoSlice;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -105,14 +108,70 @@ fn insists(path: &Path) -> bool {
     reads(0).is_ok() && reads(1).is_err()
 }
 
-#[test]
-fn unaligned_memory_works_for_a_file_with_direct_io() {
+/// Returns a file with direct I/O.
+fn direct_image() -> Option<tempfile::NamedTempFile> {
     let image = image();
     if !insists(image.path()) {
         println!("SKIPPED: no direct I/O on the file system of temporary files, or none that asks where memory begins");
-        return;
+        return None;
     }
+    Some(image)
+}
+
+#[test]
+fn unaligned_memory_works_for_a_file_with_direct_io() {
+    let Some(image) = direct_image() else { return };
     agrees_with_a_model(image.path());
+}
+
+#[test]
+fn direct_store_takes_any_bytes_from_any_memory() {
+    let Some(image) = direct_image() else { return };
+    let store = DirectStore::new(open_direct(image.path()).unwrap(), BLOCK, false).unwrap();
+    assert_eq!((store.profile().memory_alignment, store.as_fd().is_some()), (1, false));
+    let mut random = Random::new(6);
+    let (mut model, mut bytes) = (random.bytes(LEN), Vec::new());
+    write_all(&store, &model, 0).unwrap();
+    for (round, place) in PLACES.into_iter().cycle().take(20 * PLACES.len()).enumerate() {
+        let (offset, len) = random.range(LEN as u64, BLOCK as u64);
+        let range = offset as usize..(offset + len) as usize;
+        model[range.clone()].copy_from_slice(&random.bytes(len as usize));
+        let from = memory(&mut bytes, place, len as usize);
+        from.copy_from_slice(&model[range.clone()]);
+        let cut = random.below(len + 1) as usize;
+        let parts = [&from[..cut], &from[cut..]].map(IoSlice::new);
+        let written = if round % 2 == 0 { store.write_vectored_at(&parts, offset).unwrap() } else { 0 };
+        write_all(&store, &from[written..], offset + written as u64).unwrap();
+        let into = memory(&mut bytes, PLACES[random.below(6) as usize], len as usize);
+        into.fill(0);
+        read_all(&store, into, offset).unwrap();
+        assert!(*into == model[range], "round {round}: {len} bytes from {offset}, written from {place}");
+    }
+    store.sync().unwrap();
+    let mut cached = vec![0; LEN];
+    image.as_file().read_exact_at(&mut cached, 0).unwrap();
+    assert!(cached == model, "through the cache");
+}
+
+#[test]
+fn parts_of_a_block_that_threads_write_with_direct_io_are_all_there() {
+    const ROUNDS: u32 = 300;
+    let Some(image) = direct_image() else { return };
+    let store = DirectStore::new(open_direct(image.path()).unwrap(), BLOCK, false).unwrap();
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            let store = &store;
+            scope.spawn(move || {
+                let offset = part * BLOCK as u64 / 4;
+                for round in 0..ROUNDS {
+                    let mut found = [0; 4];
+                    write_all(store, &round.to_le_bytes(), offset).unwrap();
+                    read_all(store, &mut found, offset).unwrap();
+                    assert_eq!(u32::from_le_bytes(found), round, "part {part} was overwritten");
+                }
+            });
+        }
+    });
 }
 
 #[test]

@@ -1,0 +1,147 @@
+//! Direct I/O on a block device, for callers whose memory and ranges are not aligned.
+
+use super::file::{FileStore, IoMode};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
+use crate::buffer::Buffer;
+use crate::errno::Errno;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// Length of a buffer in bytes.
+const BUFFER_LEN: usize = 1 << 20;
+/// Buffers that are kept.
+const MAX_SPARE: usize = 16;
+
+/// A block device that was opened with `O_DIRECT`, for requests of any bytes from and into any memory: what is not
+/// aligned passes through a buffer.
+#[derive(Debug)]
+pub struct DirectStore {
+    device: FileStore,
+    block_len: usize,
+    spare: Mutex<Vec<Buffer>>,
+    /// Held exclusively while a part of a block is written, shared while whole blocks are.
+    blocks: RwLock<()>,
+}
+
+impl DirectStore {
+    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`FileStore::new`].
+    pub fn new(file: File, block_len: usize, read_only: bool) -> io::Result<Self> {
+        let mode = IoMode::Sync;
+        let device = if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? };
+        Ok(Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() })
+    }
+
+    /// Calls `run` with a buffer.
+    fn with_buffer<T>(&self, run: impl FnOnce(&mut [u8]) -> T) -> T {
+        let spare = || self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = spare().pop();
+        let mut buffer = taken.unwrap_or_else(|| Buffer::new(BUFFER_LEN));
+        let result = run(buffer.data_mut());
+        let mut spare = spare();
+        if spare.len() < MAX_SPARE {
+            spare.push(buffer);
+        }
+        result
+    }
+
+    fn is_whole(&self, offset: u64, len: usize) -> bool {
+        (offset | len as u64) & (self.block_len as u64 - 1) == 0
+    }
+
+    fn is_aligned(&self, memory: &[u8]) -> bool {
+        memory.as_ptr().addr() & (self.device.profile().memory_alignment - 1) == 0
+    }
+
+    /// Returns the first block of a range, the bytes of it before the range, and the length of the blocks of the range.
+    fn blocks_of(&self, offset: u64, len: usize) -> (u64, usize, usize) {
+        let before = (offset & (self.block_len as u64 - 1)) as usize;
+        (offset - before as u64, before, (before + len).next_multiple_of(self.block_len))
+    }
+
+    /// Writes `parts` through a buffer.
+    fn write_buffered(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        let before = (offset & (self.block_len as u64 - 1)) as usize;
+        let len = total.min(BUFFER_LEN - before);
+        let (start, before, blocks) = self.blocks_of(offset, len);
+        let fill = |buffer: &mut [u8]| {
+            let mut at = before;
+            for part in parts {
+                let count = part.len().min(before + len - at);
+                buffer[at..at + count].copy_from_slice(&part[..count]);
+                at += count;
+            }
+        };
+        self.with_buffer(|buffer| {
+            let buffer = &mut buffer[..blocks];
+            if blocks == len {
+                fill(buffer);
+                let _shared = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
+                return self.device.write_at(buffer, start);
+            }
+            let _exclusive = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
+            if self.device.read_at(buffer, start)? != blocks {
+                return Err(Errno::IO);
+            }
+            fill(buffer);
+            let written = self.device.write_at(buffer, start)?;
+            Ok(written.saturating_sub(before).min(len))
+        })
+    }
+}
+
+impl BackingStore for DirectStore {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn revalidate_len(&self) -> Result<u64, Errno> {
+        self.device.revalidate_len()
+    }
+
+    fn profile(&self) -> StoreProfile {
+        StoreProfile { memory_alignment: 1, has_native_fua: false, ..self.device.profile() }
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        if self.is_whole(offset, data.len()) && self.is_aligned(data) {
+            return self.device.read_at(data, offset);
+        }
+        let len = data.len().min(BUFFER_LEN - self.block_len);
+        let (start, before, blocks) = self.blocks_of(offset, len);
+        self.with_buffer(|buffer| {
+            let read = self.device.read_at(&mut buffer[..blocks], start)?.saturating_sub(before).min(len);
+            data[..read].copy_from_slice(&buffer[before..before + read]);
+            Ok(read)
+        })
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        if self.is_whole(offset, data.len()) && self.is_aligned(data) {
+            let _shared = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
+            return self.device.write_at(data, offset);
+        }
+        self.write_buffered(&[IoSlice::new(data)], offset)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.write_buffered(parts, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.device.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.device.discard(offset, len)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        self.device.block_status(offset, len)
+    }
+}
