@@ -38,6 +38,7 @@ impl Turn<'_> {
 
     /// Charges a request that begins.
     pub(super) fn charge(&self, command: &Command) -> Option<Charge> {
+        let throttle = self.throttle?;
         let (moved, in_flight) = match command.kind {
             command::READ | command::WRITE => (command.len, command.len),
             // One piece at a time.
@@ -48,7 +49,7 @@ impl Turn<'_> {
             // A discard changes what the store knows of the bytes, and moves none.
             _ => (0, 0),
         };
-        self.throttle.map(|throttle| throttle.begin(moved, in_flight, self.now))
+        Some(throttle.begin(moved, in_flight, self.now))
     }
 
     /// Charges zeroes that are written although they were to be holes.
