@@ -160,14 +160,18 @@ impl Device {
         if let Medium::Remote(remote) = &self.medium {
             return Ok(remote.store());
         }
-        let file = if direct { self.reopen_direct(!read_only)? } else { self.share()? };
-        Ok(Arc::new(if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? }))
+        Ok(Arc::new(self.file_store(mode, read_only, direct)?))
     }
 
     /// Returns a store of a block device with direct I/O, for requests of any bytes.
     pub(crate) fn direct_store(&self, read_only: bool) -> io::Result<Arc<dyn BackingStore>> {
-        let file = self.reopen_direct(!read_only)?;
-        Ok(Arc::new(DirectStore::new(file, self.block_len() as usize, read_only)?))
+        let device = self.file_store(IoMode::Sync, read_only, true)?;
+        Ok(Arc::new(DirectStore::new(device, self.block_len() as usize)))
+    }
+
+    fn file_store(&self, mode: IoMode, read_only: bool, direct: bool) -> io::Result<FileStore> {
+        let file = if direct { self.reopen_direct(!read_only)? } else { self.share()? };
+        if read_only { FileStore::new_read_only(file, mode) } else { FileStore::new(file, mode) }
     }
 }
 

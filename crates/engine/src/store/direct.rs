@@ -1,11 +1,10 @@
 //! Direct I/O on a block device, for callers whose memory and ranges are not aligned.
 
-use super::file::{FileStore, IoMode};
+use super::file::FileStore;
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
 use crate::buffer::Buffer;
 use crate::errno::Errno;
-use std::fs::File;
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::sync::{Mutex, PoisonError, RwLock};
 
 /// Length of a buffer in bytes.
@@ -25,15 +24,10 @@ pub struct DirectStore {
 }
 
 impl DirectStore {
-    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`FileStore::new`].
-    pub fn new(file: File, block_len: usize, read_only: bool) -> io::Result<Self> {
-        let mode = IoMode::Sync;
-        let device = if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? };
-        Ok(Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() })
+    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes, a power of
+    /// two.
+    pub fn new(device: FileStore, block_len: usize) -> Self {
+        Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() }
     }
 
     /// Calls `run` with a buffer.
@@ -57,18 +51,18 @@ impl DirectStore {
         memory.as_ptr().addr() & (self.device.profile().memory_alignment - 1) == 0
     }
 
-    /// Returns the first block of a range, the bytes of it before the range, and the length of the blocks of the range.
-    fn blocks_of(&self, offset: u64, len: usize) -> (u64, usize, usize) {
+    /// Returns the start of the block of `offset`, the bytes of the block before it, and how many of `len` bytes from
+    /// it on a buffer of whole blocks holds.
+    fn fit(&self, offset: u64, len: usize) -> (u64, usize, usize) {
         let before = (offset & (self.block_len as u64 - 1)) as usize;
-        (offset - before as u64, before, (before + len).next_multiple_of(self.block_len))
+        (offset - before as u64, before, len.min(BUFFER_LEN - before))
     }
 
     /// Writes `parts` through a buffer.
     fn write_buffered(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
-        let before = (offset & (self.block_len as u64 - 1)) as usize;
-        let len = total.min(BUFFER_LEN - before);
-        let (start, before, blocks) = self.blocks_of(offset, len);
+        let (start, before, len) = self.fit(offset, total);
+        let blocks = (before + len).next_multiple_of(self.block_len);
         let fill = |buffer: &mut [u8]| {
             let mut at = before;
             for part in parts {
@@ -112,8 +106,8 @@ impl BackingStore for DirectStore {
         if self.is_whole(offset, data.len()) && self.is_aligned(data) {
             return self.device.read_at(data, offset);
         }
-        let len = data.len().min(BUFFER_LEN - self.block_len);
-        let (start, before, blocks) = self.blocks_of(offset, len);
+        let (start, before, len) = self.fit(offset, data.len());
+        let blocks = (before + len).next_multiple_of(self.block_len);
         self.with_buffer(|buffer| {
             let read = self.device.read_at(&mut buffer[..blocks], start)?.saturating_sub(before).min(len);
             data[..read].copy_from_slice(&buffer[before..before + read]);

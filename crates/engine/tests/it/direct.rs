@@ -124,10 +124,14 @@ fn unaligned_memory_works_for_a_file_with_direct_io() {
     agrees_with_a_model(image.path());
 }
 
+fn direct_store(path: &Path) -> DirectStore {
+    DirectStore::new(FileStore::new(open_direct(path).unwrap(), IoMode::Sync).unwrap(), BLOCK)
+}
+
 #[test]
 fn direct_store_takes_any_bytes_from_any_memory() {
     let Some(image) = direct_image() else { return };
-    let store = DirectStore::new(open_direct(image.path()).unwrap(), BLOCK, false).unwrap();
+    let store = direct_store(image.path());
     assert_eq!((store.profile().memory_alignment, store.as_fd().is_some()), (1, false));
     let mut random = Random::new(6);
     let (mut model, mut bytes) = (random.bytes(LEN), Vec::new());
@@ -157,7 +161,7 @@ fn direct_store_takes_any_bytes_from_any_memory() {
 fn parts_of_a_block_that_threads_write_with_direct_io_are_all_there() {
     const ROUNDS: u32 = 300;
     let Some(image) = direct_image() else { return };
-    let store = DirectStore::new(open_direct(image.path()).unwrap(), BLOCK, false).unwrap();
+    let store = direct_store(image.path());
     std::thread::scope(|scope| {
         for part in 0..4 {
             let store = &store;
