@@ -91,10 +91,13 @@ pub(crate) fn warn(text: impl Display) {
 pub(crate) fn report(error: &anyhow::Error) -> Status {
     let silent = matches!(error.downcast_ref(), Some(CliError::No | CliError::Silent(_) | CliError::OutputClosed));
     if !silent {
-        print_stderr(format_args!("inlock: {}", message_of(error)));
-        if let Some(hint) = hint_of(error) {
-            print_stderr(format_args!("hint: {hint}"));
-        }
+        lines_of(error).for_each(print_stderr);
     }
     status_of(error)
+}
+
+/// Returns the lines that tell a user of an error: its message, and its hint if there is one.
+pub(crate) fn lines_of(error: &anyhow::Error) -> impl Iterator<Item = String> {
+    let hint = hint_of(error).map(|hint| format!("hint: {hint}"));
+    std::iter::once(format!("inlock: {}", message_of(error))).chain(hint)
 }

@@ -17,12 +17,12 @@ use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
 use crate::control::background;
 use crate::control::listener::Listener;
-use crate::error::{CliError, hint_of, message_of};
+use crate::error::CliError;
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
 use crate::ui::log::{self, log};
-use crate::ui::print::print;
+use crate::ui::print::{lines_of, print};
 use crate::values::Listen;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
@@ -109,12 +109,7 @@ fn serve(volumes: &Volumes, caught: &Caught) -> anyhow::Result<()> {
             Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
             Some(number) if number == Signal::HUP.as_raw() => match volumes.reload() {
                 Ok(outcome) => log(format_args!("inlock: {outcome}")),
-                Err(error) => {
-                    log(format_args!("inlock: {}", message_of(&error)));
-                    if let Some(hint) = hint_of(&error) {
-                        log(format_args!("hint: {hint}"));
-                    }
-                }
+                Err(error) => lines_of(&error).for_each(log),
             },
             Some(_) => return Ok(()),
             None => {}
