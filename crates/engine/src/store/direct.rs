@@ -24,8 +24,8 @@ pub struct DirectStore {
 }
 
 impl DirectStore {
-    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes, a power of
-    /// two.
+    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes. That is a
+    /// power of two.
     pub fn new(device: FileStore, block_len: usize) -> Self {
         Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() }
     }
