@@ -151,13 +151,19 @@ fn key_is_in_memory_no_longer_after_a_volume_was_closed() {
     many.stop();
 }
 
-#[test]
-fn close_that_fails_on_one_thread_is_reported_on_all() {
+/// Returns a server of the volumes v, whose image is on another server, and other.
+fn volume_on_a_server_and_other() -> (Store, Many) {
     let dir = Dir::new();
     let other = volume("other", &dir.image("other", 1), "type = \"raw\"");
     let (store, uri) = Store::start(&dir);
     let config = format!("{other}{}", volume("v", &uri, "type = \"raw\""));
     let many = Many::start_with(dir, &config, &["--reconnect-delay", "1"]);
+    (store, many)
+}
+
+#[test]
+fn close_that_fails_on_one_thread_is_reported_on_all() {
+    let (store, many) = volume_on_a_server_and_other();
     let mut client = many.client("v").unwrap();
     client.write(0, &[1; 4096]).unwrap();
     store.signal(Signal::STOP);
@@ -179,11 +185,7 @@ fn close_that_fails_on_one_thread_is_reported_on_all() {
 
 #[test]
 fn closing_that_failed_is_remembered_after_the_volume_was_opened_again() {
-    let dir = Dir::new();
-    let other = volume("other", &dir.image("other", 1), "type = \"raw\"");
-    let (store, uri) = Store::start(&dir);
-    let config = format!("{other}{}", volume("v", &uri, "type = \"raw\""));
-    let many = Many::start_with(dir, &config, &["--reconnect-delay", "1"]);
+    let (store, many) = volume_on_a_server_and_other();
     many.client("other").unwrap().write(0, &[1; 512]).unwrap();
     many.client("v").unwrap().write(0, &[1; 4096]).unwrap();
     drop(store);

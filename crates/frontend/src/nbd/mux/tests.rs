@@ -98,6 +98,14 @@ impl Fixture {
         Self { mailbox: worker.mailbox(), device, worker, begun: Instant::now() }
     }
 
+    /// Returns a server whose clients may move a byte a second.
+    fn with_a_byte_a_second() -> (Arc<Throttle>, Self) {
+        let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+        let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
+        let fixture = Self::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+        (throttle, fixture)
+    }
+
     fn nbd(&self) -> &NbdFrontend {
         &self.worker.front().nbd
     }
@@ -363,9 +371,7 @@ fn turn_after_the_limit_is_not_waited_for() {
 
 #[test]
 fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
-    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
-    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
-    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let (throttle, mut fixture) = Fixture::with_a_byte_a_second();
     let mut client = fixture.connected();
     // The debt of the first is paid in months, and its reply is longer than the socket.
     client.command(command::READ, READ_LEN);
@@ -383,9 +389,7 @@ fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
 
 #[test]
 fn client_that_leaves_without_a_reply_to_send_is_noticed_while_it_waits_for_a_limit() {
-    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
-    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
-    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let (throttle, mut fixture) = Fixture::with_a_byte_a_second();
     let mut clients = [(); 2].map(|()| fixture.connected());
     clients[0].command(command::READ, 4096);
     fixture.run_until(&mut [&mut clients[0]], REPLY_LEN + 4096);
