@@ -65,9 +65,9 @@ impl JournalCodec {
         image
     }
 
-    /// Makes a section one without entries.
+    /// Makes a section one without entries. The bytes of data stay.
     pub(crate) fn clear(&self, image: &mut [u8]) {
-        image.fill(0);
+        image[..SECTION_METADATA_SECTORS * 512].fill(0);
         self.mark_unused(image);
     }
 
@@ -82,8 +82,8 @@ impl JournalCodec {
     pub(crate) fn put(&self, image: &mut [u8], entry: usize, sector: u64, block: &[u8], tag: &[u8]) {
         let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
         image[at..at + 8].copy_from_slice(&sector.to_le_bytes());
+        image[data_at..data_at + block.len()].copy_from_slice(block);
         for (n, from) in block.chunks_exact(512).enumerate() {
-            image[data_at + n * 512..][..ID_AT].copy_from_slice(&from[..ID_AT]);
             image[at + 8 + n * 8..][..8].copy_from_slice(&from[ID_AT..]);
         }
         let tag_at = at + 8 + 8 * self.layout.sectors_per_block;
@@ -99,6 +99,30 @@ impl JournalCodec {
         (upper < UNUSED - 1).then_some(sector)
     }
 
+    /// Puts the bytes back that the commit ids have displaced from the data, which [`JournalCodec::blocks`] returns
+    /// then.
+    pub(crate) fn restore(&self, image: &mut [u8]) {
+        for entry in 0..self.layout.entries {
+            if self.sector(image, entry).is_none() {
+                continue;
+            }
+            let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
+            for n in 0..self.layout.sectors_per_block {
+                image.copy_within(at + 8 + n * 8..at + 16 + n * 8, data_at + n * 512 + ID_AT);
+            }
+        }
+    }
+
+    /// Returns the blocks of `count` entries of a section without commit ids.
+    pub(crate) fn blocks<'a>(&self, image: &'a [u8], entry: usize, count: usize) -> &'a [u8] {
+        &image[self.data_at(entry)..self.data_at(entry + count)]
+    }
+
+    /// Returns the tag of an entry.
+    pub(crate) fn tag<'a>(&self, image: &'a [u8], entry: usize) -> &'a [u8] {
+        &image[self.entry_at(entry) + 8 + 8 * self.layout.sectors_per_block..][..self.layout.tag_size]
+    }
+
     /// Copies the block and returns the tag of an entry.
     pub(crate) fn get<'a>(&self, image: &'a [u8], entry: usize, block: &mut [u8]) -> &'a [u8] {
         let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
@@ -106,7 +130,7 @@ impl JournalCodec {
             to[..ID_AT].copy_from_slice(&image[data_at + n * 512..][..ID_AT]);
             to[ID_AT..].copy_from_slice(&image[at + 8 + n * 8..][..8]);
         }
-        &image[at + 8 + 8 * self.layout.sectors_per_block..][..self.layout.tag_size]
+        self.tag(image, entry)
     }
 
     /// Puts random bytes between the entries and the commit id of the first sector, if there is room, so that no two
@@ -118,6 +142,12 @@ impl JournalCodec {
 
     /// Completes a section for writing: MAC, commit ids, encryption.
     pub(crate) fn seal(&self, section: u32, sequence: u8, image: &mut [u8]) {
+        self.stamp(section, sequence, image);
+        self.encrypt(section, image);
+    }
+
+    /// Puts MAC and commit ids into a section, whose entries can still be read.
+    pub(crate) fn stamp(&self, section: u32, sequence: u8, image: &mut [u8]) {
         if let Some(mac) = self.section_mac(section, image) {
             for (sector, part) in mac.chunks_exact(8).enumerate() {
                 image[sector * 512 + MAC_AT..][..8].copy_from_slice(part);
@@ -127,6 +157,15 @@ impl JournalCodec {
             let id = self.id(section, sector, sequence).to_le_bytes();
             image[sector * 512 + ID_AT..][..8].copy_from_slice(&id);
         }
+    }
+
+    /// Whether sections are encrypted.
+    pub(crate) fn has_cipher(&self) -> bool {
+        self.cipher.is_some()
+    }
+
+    /// Encrypts a section, if sections are encrypted.
+    pub(crate) fn encrypt(&self, section: u32, image: &mut [u8]) {
         if let Some(cipher) = &self.cipher {
             cipher.encrypt(section, self.at(section), image);
         }

@@ -124,6 +124,10 @@ impl BackingStore for DirectStore {
     }
 
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        if parts.iter().all(|part| self.is_whole(offset, part.len()) && self.is_aligned(part)) {
+            let _shared = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
+            return self.device.write_vectored_at(parts, offset);
+        }
         self.write_buffered(parts, offset)
     }
 

@@ -150,6 +150,32 @@ pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> 
     Ok(())
 }
 
+/// Writes all of `parts` one after the other from byte `offset`; changes the slices. Blocks.
+///
+/// # Errors
+///
+/// As [`write_all`].
+pub fn write_all_vectored(
+    store: &dyn BackingStore,
+    mut parts: &mut [IoSlice<'_>],
+    mut offset: u64,
+) -> Result<(), Errno> {
+    // Empty parts at the start go.
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match store.write_vectored_at(parts, offset) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => {
+                IoSlice::advance_slices(&mut parts, n);
+                offset += n as u64;
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Reads into `buffer.data()[range]` at byte `offset`, as [`BackingStore::read_at`].
 pub(crate) fn read_range(
     store: &dyn BackingStore,

@@ -7,7 +7,8 @@ use super::tag_cache::TagCache;
 use crate::layout::Layout;
 use crate::stores::Stores;
 use inlock_engine::Errno;
-use inlock_engine::store::{read_all, write_all};
+use inlock_engine::store::{read_all, write_all, write_all_vectored};
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -78,6 +79,15 @@ impl Core {
         self.write_tags(first, tags)
     }
 
+    /// Writes blocks that follow each other on the store, and changes their cached tags. The caller holds their locks
+    /// exclusively.
+    pub(super) fn write_run(&self, first: u64, parts: &mut [IoSlice<'_>], tags: &[u8]) -> Result<(), Errno> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.metrics.count_stored(len as u64);
+        write_all_vectored(&*self.stores.data, parts, self.layout.data_position(first).0)?;
+        self.write_tags(first, tags)
+    }
+
     /// Changes the cached tags of blocks. The caller holds their locks exclusively.
     pub(super) fn write_tags(&self, first: u64, tags: &[u8]) -> Result<(), Errno> {
         self.metrics.count_stored(self.tags.write(&self.stores, &self.layout, first, tags)?);
@@ -98,6 +108,13 @@ impl Core {
         self.check()?;
         let data = if all && self.stores.meta.is_some() { self.stores.data.sync() } else { Ok(()) };
         self.note(data.and_then(|()| self.stores.metadata().sync()))
+    }
+
+    /// Writes parts of metadata one after the other.
+    pub(super) fn write_metadata_parts(&self, parts: &mut [IoSlice<'_>], at: u64) -> Result<(), Errno> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.metrics.count_stored(len as u64);
+        self.note(write_all_vectored(self.stores.metadata(), parts, at))
     }
 
     /// Writes metadata.

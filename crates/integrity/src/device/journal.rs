@@ -5,17 +5,29 @@ use super::core::Core;
 use super::journal_writer::Orders;
 use crate::digest::{Digest, section_digest};
 use crate::journal_codec::{JournalCodec, next_sequence};
-use crate::scratch::bytes_of;
-use inlock_engine::Errno;
+use inlock_engine::{Buffer, Errno};
+use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of sections that are kept in memory at most, unless two sections are longer.
 const MAX_RESIDENT: usize = 16 << 20;
-/// Blocks that are copied to their places in one write at most.
-const MAX_COPY: usize = 256;
+/// Blocks that are copied to their places in one write at most, and parts of memory in one write.
+const MAX_PARTS: usize = 256;
 /// Bytes of sections that are written in one write at most, unless one section is longer.
 const MAX_RUN: usize = 4 << 20;
+
+/// Memory of a section. Its start, as that of each block of 4096 bytes in it, is aligned for direct I/O.
+///
+/// Shared by the writer while it writes it. Until then its data end with the bytes that commit ids displace
+/// ([`JournalCodec::stamp`]), and from the write of its blocks on again ([`JournalCodec::restore`]).
+type Image = Arc<Buffer>;
+
+/// Returns the bytes of an image for changes.
+fn bytes_mut(image: &mut Image) -> &mut [u8] {
+    Arc::get_mut(image).expect("the writer shares sections only while it writes them").data_mut()
+}
 
 pub(super) struct Journal {
     codec: JournalCodec,
@@ -36,9 +48,9 @@ pub(super) type Recorder = Box<dyn Fn(u32, Digest) -> Result<(), Errno> + Send +
 
 struct State {
     /// Section that is being filled; it has no place yet.
-    open: Arc<Vec<u8>>,
+    open: Image,
     /// Memory of further sections. With `open` and `sealed` there is one section more than can be in use.
-    spare: Vec<Arc<Vec<u8>>>,
+    spare: Vec<Image>,
     used: usize,
     /// Number of the open section, counted from the open of the device.
     ordinal: u64,
@@ -56,7 +68,7 @@ struct State {
 struct Section {
     number: u32,
     sequence: u8,
-    image: Arc<Vec<u8>>,
+    image: Image,
 }
 
 /// Memory of the writer, kept for the next one.
@@ -65,23 +77,29 @@ struct Memory {
     sections: Vec<Section>,
     /// Blocks to copy, each with its section and its entry there.
     newest: Vec<(u64, u32, u32)>,
-    /// Sections of one write, or blocks of one copy with their tags.
-    bytes: Vec<u8>,
+    /// Encrypted sections of one write.
+    encrypted: Buffer,
+    /// Tags of one copy.
     tags: Vec<u8>,
 }
 
 impl Memory {
     /// Reserves memory, so that nothing is allocated however large a write becomes; pages are used as needed.
-    fn new(core: &Core, sections: usize) -> Self {
+    fn new(core: &Core, codec: &JournalCodec, sections: usize) -> Self {
         let layout = &core.layout;
-        let run = MAX_RUN.max(layout.journal.section_len()).min(sections * layout.journal.section_len());
+        let run = if codec.has_cipher() { sections_of_run(core).min(sections) } else { 0 };
         Self {
             sections: Vec::with_capacity(sections),
             newest: Vec::with_capacity(sections * layout.journal.entries),
-            bytes: Vec::with_capacity(run.max(MAX_COPY * layout.block_len())),
-            tags: Vec::with_capacity(MAX_COPY * layout.journal.tag_size),
+            encrypted: Buffer::new(run * layout.journal.section_len()),
+            tags: Vec::with_capacity(MAX_PARTS * layout.journal.tag_size),
         }
     }
+}
+
+/// Returns the number of sections that are written in one write at most.
+fn sections_of_run(core: &Core) -> usize {
+    (MAX_RUN / core.layout.journal.section_len()).clamp(1, MAX_PARTS)
 }
 
 /// Sections to write.
@@ -99,10 +117,13 @@ impl Journal {
         let layout = &core.layout.journal;
         let resident = (MAX_RESIDENT / layout.section_len()).max(2);
         let capacity = (layout.sections as usize).min(resident);
+        // Pages of zeroes take no memory before they are used.
+        let image = || Arc::new(Buffer::new(layout.section_len()));
+        let mut open = image();
+        codec.clear(bytes_mut(&mut open));
         let state = State {
-            open: Arc::new(codec.empty_section()),
-            // Pages of zeroes take no memory before they are used.
-            spare: (0..capacity).map(|_| Arc::new(vec![0; layout.section_len()])).collect(),
+            open,
+            spare: (0..capacity).map(|_| image()).collect(),
             used: 0,
             ordinal: 0,
             sealed: VecDeque::with_capacity(capacity + 1),
@@ -113,9 +134,9 @@ impl Journal {
             sequence,
         };
         Self {
+            writer: Mutex::new(Memory::new(core, &codec, capacity + 1)),
             codec,
             state: Mutex::new(state),
-            writer: Mutex::new(Memory::new(core, capacity + 1)),
             capacity,
             recorded_capacity: capacity.min(layout.sections as usize - 1),
             recorder: OnceLock::new(),
@@ -178,8 +199,7 @@ impl Journal {
                 self.make_room(core)?;
             };
             let (ordinal, entry) = (state.ordinal, state.used);
-            // The open section is not shared: nothing is copied.
-            let open = Arc::make_mut(&mut state.open);
+            let open = bytes_mut(&mut state.open);
             self.codec.put(open, entry, block * core.layout.sectors_per_block(), data, tag);
             state.used += 1;
             state.index.insert(block, (ordinal, entry));
@@ -242,15 +262,12 @@ impl Journal {
         if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity() {
             self.seal(core, &mut state);
         }
-        let pending = (state.ordinal - state.committed) as usize;
-        let skip = state.sealed.len() - pending;
-        memory.sections.clear();
-        memory.sections.extend(state.sealed.iter().skip(skip).cloned());
-        let (through, is_full) = (state.ordinal, part == Part::All && state.used > 0);
+        let first = state.sealed.len() - (state.ordinal - state.committed) as usize;
+        let (count, through, is_full) =
+            (state.sealed.len() - first, state.ordinal, part == Part::All && state.used > 0);
         drop(state);
-        if !memory.sections.is_empty() {
-            let Memory { sections, bytes, .. } = &mut *memory;
-            self.write_sections(core, sections, bytes)?;
+        if count > 0 {
+            self.write_sections(core, first, count, memory)?;
             core.metrics.count_commit();
             self.state().committed = through;
         }
@@ -263,26 +280,45 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes and syncs sections, and records the last one.
-    fn write_sections(&self, core: &Core, sections: &[Section], bytes: &mut Vec<u8>) -> Result<(), Errno> {
-        let mut newest = None;
-        let longest = (MAX_RUN / core.layout.journal.section_len()).max(1);
-        // Sections that follow each other on the store are written at once.
-        for run in sections.chunk_by(|a, b| a.number + 1 == b.number).flat_map(|run| run.chunks(longest)) {
-            bytes.clear();
-            for Section { number, sequence, image } in run {
-                let start = bytes.len();
-                bytes.extend_from_slice(image);
-                if self.recorder.get().is_some() {
-                    self.codec.mark(&mut bytes[start..])?;
-                }
-                self.codec.seal(*number, *sequence, &mut bytes[start..]);
-                if self.recorder.get().is_some() {
-                    newest = Some((*number, section_digest(&bytes[start..])));
-                }
+    /// Writes and syncs `count` sealed sections from the `first` one on, and records the last one. The caller holds
+    /// `writer`.
+    fn write_sections(&self, core: &Core, first: usize, count: usize, memory: &mut Memory) -> Result<(), Errno> {
+        let Memory { sections, encrypted, .. } = memory;
+        sections.clear();
+        for at in first..first + count {
+            // Others take the lock meanwhile; the writer alone removes sections.
+            let mut state = self.state();
+            let section = &mut state.sealed[at];
+            let bytes = bytes_mut(&mut section.image);
+            if self.recorder.get().is_some() {
+                self.codec.mark(bytes)?;
             }
-            core.write_metadata(bytes, core.layout.section_at(run[0].number))?;
+            self.codec.stamp(section.number, section.sequence, bytes);
+            sections.push(section.clone());
         }
+        let section_len = core.layout.journal.section_len();
+        let mut newest = None;
+        // Sections that follow each other on the store are written at once.
+        let runs = sections.chunk_by(|a, b| a.number + 1 == b.number).flat_map(|run| run.chunks(sections_of_run(core)));
+        for run in runs {
+            let mut parts: SmallVec<[IoSlice<'_>; MAX_PARTS]> = SmallVec::new();
+            if self.codec.has_cipher() {
+                let encrypted = &mut encrypted.data_mut()[..run.len() * section_len];
+                for (section, to) in run.iter().zip(encrypted.chunks_exact_mut(section_len)) {
+                    to.copy_from_slice(section.image.data());
+                    self.codec.encrypt(section.number, to);
+                }
+                parts.push(IoSlice::new(encrypted));
+            } else {
+                parts.extend(run.iter().map(|section| IoSlice::new(section.image.data())));
+            }
+            if self.recorder.get().is_some() {
+                let last = parts.last().map_or(&[][..], |part| part);
+                newest = Some((run[run.len() - 1].number, section_digest(&last[last.len() - section_len..])));
+            }
+            core.write_metadata_parts(&mut parts, core.layout.section_at(run[0].number))?;
+        }
+        sections.clear();
         core.sync(false)?;
         match (self.recorder.get(), newest) {
             // Before the flush is acknowledged: what was acknowledged cannot be taken back unnoticed.
@@ -294,15 +330,18 @@ impl Journal {
     /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds
     /// `writer`.
     fn free(&self, core: &Core, count: usize, memory: &mut Memory) -> Result<(), Errno> {
-        let state = self.state();
         memory.sections.clear();
-        memory.sections.extend(state.sealed.iter().take(count).cloned());
-        let count = memory.sections.len();
+        for at in 0..count {
+            let mut state = self.state();
+            let section = &mut state.sealed[at];
+            self.codec.restore(bytes_mut(&mut section.image));
+            memory.sections.push(section.clone());
+        }
+        let state = self.state();
         let end = state.ordinal - state.sealed.len() as u64 + count as u64;
         drop(state);
         core.note(self.copy(core, memory))?;
         core.write_back()?;
-        // A section that is still shared could not be used again without a copy.
         memory.sections.clear();
         let mut state = self.state();
         let State { sealed, spare, .. } = &mut *state;
@@ -314,13 +353,9 @@ impl Journal {
 
     /// Gives the open section its place in the journal, and opens another one.
     fn seal(&self, core: &Core, state: &mut State) {
-        let empty = match state.spare.pop() {
-            Some(mut image) => {
-                self.codec.clear(Arc::<Vec<u8>>::make_mut(&mut image));
-                image
-            }
-            None => Arc::new(self.codec.empty_section()),
-        };
+        let mut empty =
+            state.spare.pop().unwrap_or_else(|| Arc::new(Buffer::new(core.layout.journal.section_len())));
+        self.codec.clear(bytes_mut(&mut empty));
         let image = std::mem::replace(&mut state.open, empty);
         state.sealed.push_back(Section { number: state.next, sequence: state.sequence, image });
         state.next += 1;
@@ -335,11 +370,11 @@ impl Journal {
     /// Writes the newest entry of each block of the sections in `memory` to its place.
     fn copy(&self, core: &Core, memory: &mut Memory) -> Result<(), Errno> {
         let layout = &core.layout;
-        let Memory { sections, newest, bytes, tags } = memory;
+        let Memory { sections, newest, tags, .. } = memory;
         newest.clear();
         for (number, section) in (0..).zip(&*sections) {
             for entry in 0..layout.journal.entries {
-                if let Some(sector) = self.codec.sector(&section.image, entry) {
+                if let Some(sector) = self.codec.sector(section.image.data(), entry) {
                     newest.push((sector / layout.sectors_per_block(), number, entry as u32));
                 }
             }
@@ -352,15 +387,23 @@ impl Journal {
             }
             is_same
         });
-        for run in newest.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(MAX_COPY)) {
-            let data = bytes_of(bytes, run.len() * layout.block_len());
+        let follows = |block: u64, next: u64| block + 1 == next && layout.data_position(block).1 > 1;
+        for run in newest.chunk_by(|a, b| follows(a.0, b.0)).flat_map(|run| run.chunks(MAX_PARTS)) {
+            // Entries of a section that follow each other are one part.
+            let entries = run.chunk_by(|a, b| a.1 == b.1 && a.2 + 1 == b.2);
+            let mut parts: SmallVec<[IoSlice<'_>; MAX_PARTS]> = entries
+                .map(|run| {
+                    let (_, number, entry) = run[0];
+                    let image = sections[number as usize].image.data();
+                    IoSlice::new(self.codec.blocks(image, entry as usize, run.len()))
+                })
+                .collect();
             tags.clear();
-            for (to, (_, number, entry)) in data.chunks_exact_mut(layout.block_len()).zip(run) {
-                let image = &sections[*number as usize].image;
-                tags.extend_from_slice(self.codec.get(image, *entry as usize, to));
+            for (_, number, entry) in run {
+                tags.extend_from_slice(self.codec.tag(sections[*number as usize].image.data(), *entry as usize));
             }
             let _locks = core.stripes.write(run[0].0, run.len() as u64);
-            core.write(run[0].0, data, tags)?;
+            core.write_run(run[0].0, &mut parts, tags)?;
         }
         Ok(())
     }
@@ -373,9 +416,9 @@ impl Journal {
 impl State {
     fn image(&self, ordinal: u64) -> &[u8] {
         if ordinal == self.ordinal {
-            return &self.open;
+            return self.open.data();
         }
         let first = self.ordinal - self.sealed.len() as u64;
-        &self.sealed[(ordinal - first) as usize].image
+        self.sealed[(ordinal - first) as usize].image.data()
     }
 }
