@@ -34,6 +34,11 @@ pub(crate) fn next_sequence(sequence: u8) -> u8 {
     (sequence + 1) % SEQUENCES
 }
 
+/// Returns the place of the blocks of a section, one for each entry.
+pub(crate) fn blocks_mut(image: &mut [u8]) -> &mut [u8] {
+    &mut image[SECTION_METADATA_SECTORS * 512..]
+}
+
 /// Returns the lap before `sequence`.
 pub(crate) fn previous_sequence(sequence: u8) -> u8 {
     (sequence + SEQUENCES - 1) % SEQUENCES
@@ -80,11 +85,16 @@ impl JournalCodec {
 
     /// Puts a block into entry `entry` of a section.
     pub(crate) fn put(&self, image: &mut [u8], entry: usize, sector: u64, block: &[u8], tag: &[u8]) {
+        blocks_mut(image)[entry * block.len()..][..block.len()].copy_from_slice(block);
+        self.describe(image, entry, sector, tag);
+    }
+
+    /// Fills in entry `entry` of a section for the block that is in its place.
+    pub(crate) fn describe(&self, image: &mut [u8], entry: usize, sector: u64, tag: &[u8]) {
         let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
         image[at..at + 8].copy_from_slice(&sector.to_le_bytes());
-        image[data_at..data_at + block.len()].copy_from_slice(block);
-        for (n, from) in block.chunks_exact(512).enumerate() {
-            image[at + 8 + n * 8..][..8].copy_from_slice(&from[ID_AT..]);
+        for n in 0..self.layout.sectors_per_block {
+            image.copy_within(data_at + n * 512 + ID_AT..data_at + (n + 1) * 512, at + 8 + n * 8);
         }
         let tag_at = at + 8 + 8 * self.layout.sectors_per_block;
         image[tag_at..tag_at + tag.len()].copy_from_slice(tag);

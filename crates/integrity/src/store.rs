@@ -268,18 +268,43 @@ impl IntegrityStore {
         if bad.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(bad)) }
     }
 
-    /// Encrypts whole blocks to `sealed`, with tuples in `tags`, and writes them from byte `start`.
+    /// Encrypts whole blocks to sections of the journal, or to `sealed`, with tuples in `tags`, and writes them from
+    /// byte `start`.
     fn write_blocks(&self, start: u64, blocks: &[u8], sealed: &mut Vec<u8>, tags: &mut Vec<u8>) -> Result<(), Errno> {
         let sector = start / SECTOR_SIZE;
         let Tags::Sealed(sealing) = &self.tags else { return self.device.write(sector, blocks, &[]) };
         let sealing = sealing.read().unwrap_or_else(PoisonError::into_inner);
         let aead = &sealing.as_ref().ok_or(Errno::SHUTDOWN)?.aead;
-        let (sealed, tuples) = (bytes_of(sealed, blocks.len()), bytes_of(tags, self.tuples_len(aead, blocks.len())));
-        // Nothing is written without random IVs.
-        let data = InOut::Copy { src: blocks, dst: &mut *sealed };
-        let result = aead.seal(Sector(sector), data, tuples).map_err(|_| Errno::IO);
+        let result = self.seal_and_write(aead, sector, blocks, sealed, tags);
         scrub_stack::<CIPHER_STACK>();
-        result?;
+        result
+    }
+
+    fn seal_and_write(
+        &self,
+        aead: &Aead,
+        mut sector: u64,
+        mut blocks: &[u8],
+        sealed: &mut Vec<u8>,
+        tags: &mut Vec<u8>,
+    ) -> Result<(), Errno> {
+        // Nothing is written without random IVs.
+        let seal = |sector: u64, src: &[u8], dst: &mut [u8], tuples: &mut [u8]| {
+            aead.seal(Sector(sector), InOut::Copy { src, dst }, tuples).map_err(|_| Errno::IO)
+        };
+        while let Some(mut section) = self.device.take_section(blocks.len()) {
+            let dst = section.blocks_mut();
+            let (now, later) = blocks.split_at(dst.len());
+            let tuples = bytes_of(tags, self.tuples_len(aead, now.len()));
+            seal(sector, now, dst, tuples)?;
+            self.device.write_section(sector, section, tuples)?;
+            (sector, blocks) = (sector + now.len() as u64 / SECTOR_SIZE, later);
+        }
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let (sealed, tuples) = (bytes_of(sealed, blocks.len()), bytes_of(tags, self.tuples_len(aead, blocks.len())));
+        seal(sector, blocks, sealed, tuples)?;
         self.device.write(sector, sealed, tuples)
     }
 }

@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::journal_writer::Orders;
 use crate::digest::{Digest, section_digest};
-use crate::journal_codec::{JournalCodec, next_sequence};
+use crate::journal_codec::{JournalCodec, blocks_mut, next_sequence};
 use inlock_engine::{Buffer, Errno};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -23,6 +23,18 @@ const MAX_RUN: usize = 4 << 20;
 /// Shared by the writer while it writes it. Until then its data end with the bytes that commit ids displace
 /// ([`JournalCodec::stamp`]), and from the write of its blocks on again ([`JournalCodec::restore`]).
 type Image = Arc<Buffer>;
+
+/// A section of the journal that the caller fills, so that long writes need no copy.
+pub(crate) struct OwnSection {
+    image: Image,
+}
+
+impl OwnSection {
+    /// Returns the place of its blocks.
+    pub(crate) fn blocks_mut(&mut self) -> &mut [u8] {
+        blocks_mut(bytes_mut(&mut self.image))
+    }
+}
 
 /// Returns the bytes of an image for changes.
 fn bytes_mut(image: &mut Image) -> &mut [u8] {
@@ -49,23 +61,30 @@ pub(super) type Recorder = Box<dyn Fn(u32, Digest) -> Result<(), Errno> + Send +
 struct State {
     /// Section that is being filled; it has no place yet.
     open: Image,
-    /// Memory of further sections. With `open` and `sealed` there is one section more than can be in use.
-    spare: Vec<Image>,
+    open_id: SectionId,
     used: usize,
-    /// Number of the open section, counted from the open of the device.
-    ordinal: u64,
-    /// Sections in use, the last one before `ordinal`.
+    /// Memory of further sections. With `open` and `sealed` there is one section more than can be in use, and those
+    /// that callers have filled.
+    spare: Vec<Image>,
+    next_id: SectionId,
+    /// Sections in use, in the order of the journal.
     sealed: VecDeque<Section>,
-    /// Sections before this one are durable.
-    committed: u64,
+    /// Number of the last of these that are not durable.
+    pending: usize,
+    /// Number of the commits that have begun.
+    commits: u64,
     /// Newest entry of each block.
-    index: HashMap<u64, (u64, usize)>,
+    index: HashMap<u64, (SectionId, usize)>,
     next: u32,
     sequence: u8,
 }
 
+/// Number of a section in memory, in no order.
+type SectionId = u64;
+
 #[derive(Clone)]
 struct Section {
+    id: SectionId,
     number: u32,
     sequence: u8,
     image: Image,
@@ -123,11 +142,13 @@ impl Journal {
         codec.clear(bytes_mut(&mut open));
         let state = State {
             open,
-            spare: (0..capacity).map(|_| image()).collect(),
+            open_id: 0,
             used: 0,
-            ordinal: 0,
+            spare: (0..capacity).map(|_| image()).collect(),
+            next_id: 1,
             sealed: VecDeque::with_capacity(capacity + 1),
-            committed: 0,
+            pending: 0,
+            commits: 0,
             // With twice the room a table that had removals need not grow.
             index: HashMap::with_capacity(2 * layout.entries * (capacity + 1)),
             next,
@@ -165,8 +186,8 @@ impl Journal {
     /// Copies the newest data and tag of a block, if it is in the journal.
     pub(super) fn has_read(&self, block: u64, data: &mut [u8], tag: &mut [u8]) -> bool {
         let state = self.state();
-        let Some(&(ordinal, entry)) = state.index.get(&block) else { return false };
-        let image = state.image(ordinal);
+        let Some(&(id, entry)) = state.index.get(&block) else { return false };
+        let image = state.image(id);
         tag.copy_from_slice(self.codec.get(image, entry, data));
         true
     }
@@ -182,28 +203,71 @@ impl Journal {
         let (block_len, tag_size) = (core.layout.block_len(), core.layout.journal.tag_size);
         for (n, (data, tag)) in data.chunks_exact(block_len).zip(tags.chunks_exact(tag_size)).enumerate() {
             let block = first + n as u64;
-            let mut state = loop {
-                let mut state = self.state();
-                if state.used < core.layout.journal.entries {
-                    break state;
-                }
-                if state.sealed.len() < self.capacity() {
+            let mut state = self.state();
+            if state.used == core.layout.journal.entries {
+                state = self.wait_for_room(core, state)?;
+                // Others may have sealed it meanwhile.
+                if state.used == core.layout.journal.entries {
                     self.seal(core, &mut state);
-                    if self.is_half_full(&state) {
-                        // The thread begins while this one goes on.
-                        self.orders.request();
-                    }
-                    break state;
                 }
-                drop(state);
-                self.make_room(core)?;
-            };
-            let (ordinal, entry) = (state.ordinal, state.used);
+            }
+            let (id, entry) = (state.open_id, state.used);
             let open = bytes_mut(&mut state.open);
             self.codec.put(open, entry, block * core.layout.sectors_per_block(), data, tag);
             state.used += 1;
-            state.index.insert(block, (ordinal, entry));
+            state.index.insert(block, (id, entry));
         }
+        self.checkpoint_if_half_full(core)
+    }
+
+    /// Returns a section for the caller to fill, if `len` bytes of blocks fill one.
+    pub(super) fn take_section(&self, core: &Core, len: usize) -> Option<OwnSection> {
+        let layout = &core.layout.journal;
+        if len < layout.entries * core.layout.block_len() {
+            return None;
+        }
+        let image = self.state().spare.pop();
+        Some(OwnSection { image: image.unwrap_or_else(|| Arc::new(Buffer::new(layout.section_len()))) })
+    }
+
+    /// Puts a section into the journal whose blocks, from `first`, the caller has filled in.
+    pub(super) fn add(&self, core: &Core, first: u64, mut section: OwnSection, tags: &[u8]) -> Result<(), Errno> {
+        let layout = &core.layout.journal;
+        let bytes = bytes_mut(&mut section.image);
+        self.codec.clear(bytes);
+        for (entry, tag) in tags.chunks_exact(layout.tag_size).enumerate() {
+            self.codec.describe(bytes, entry, (first + entry as u64) * core.layout.sectors_per_block(), tag);
+        }
+        let blocks = first..first + layout.entries as u64;
+        let mut state = self.wait_for_room(core, self.state())?;
+        let open = state.open_id;
+        let is_open = |block| state.index.get(&block).is_some_and(|(id, _)| *id == open);
+        if state.used > 0 && blocks.clone().any(is_open) {
+            // The open section will be behind this one in the journal, and would replace its blocks in a replay.
+            drop(state);
+            let result = self.write(core, first, section.blocks_mut(), tags);
+            self.state().spare.push(section.image);
+            return result;
+        }
+        let id = state.take_id();
+        state.index.extend(blocks.zip(0..).map(|(block, entry)| (block, (id, entry))));
+        self.append(core, &mut state, id, section.image);
+        drop(state);
+        self.checkpoint_if_half_full(core)
+    }
+
+    /// Waits until one more section can be in use.
+    fn wait_for_room<'a>(&'a self, core: &Core, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+        while state.sealed.len() >= self.capacity() {
+            drop(state);
+            self.make_room(core)?;
+            state = self.state();
+        }
+        Ok(state)
+    }
+
+    /// Asks the thread to empty the journal if half of it is in use, or empties it without one.
+    fn checkpoint_if_half_full(&self, core: &Core) -> Result<(), Errno> {
         if !self.is_half_full(&self.state()) {
             return Ok(());
         }
@@ -217,12 +281,11 @@ impl Journal {
 
     /// Makes every write before this call durable. One thread writes and syncs for all that wait meanwhile.
     pub(super) fn commit(&self, core: &Core) -> Result<(), Errno> {
-        let state = self.state();
-        let target = state.ordinal + u64::from(state.used > 0);
-        drop(state);
+        let begun = self.state().commits;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        if self.state().committed >= target { Ok(()) } else { self.commit_all(core, Part::All, &mut writer) }
+        // One that began later has ended by now.
+        if self.state().commits > begun { Ok(()) } else { self.commit_all(core, Part::All, &mut writer) }
     }
 
     /// Makes sections durable, copies them to their places, and frees them.
@@ -251,7 +314,7 @@ impl Journal {
         core.check()?;
         self.commit_all(core, part, writer)?;
         let state = self.state();
-        let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
+        let count = state.sealed.len() - state.pending;
         drop(state);
         self.free(core, count, writer)
     }
@@ -262,14 +325,16 @@ impl Journal {
         if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity() {
             self.seal(core, &mut state);
         }
-        let first = state.sealed.len() - (state.ordinal - state.committed) as usize;
-        let (count, through, is_full) =
-            (state.sealed.len() - first, state.ordinal, part == Part::All && state.used > 0);
+        if part == Part::All {
+            state.commits += 1;
+        }
+        let (count, is_full) = (state.pending, part == Part::All && state.used > 0);
+        let first = state.sealed.len() - count;
         drop(state);
         if count > 0 {
             self.write_sections(core, first, count, memory)?;
             core.metrics.count_commit();
-            self.state().committed = through;
+            self.state().pending -= count;
         }
         if is_full {
             // No section was free for the open one: free some, then write it.
@@ -291,7 +356,7 @@ impl Journal {
             let section = &mut state.sealed[at];
             let bytes = bytes_mut(&mut section.image);
             if self.recorder.get().is_some() {
-                self.codec.mark(bytes)?;
+                core.note(self.codec.mark(bytes))?;
             }
             self.codec.stamp(section.number, section.sequence, bytes);
             sections.push(section.clone());
@@ -337,34 +402,49 @@ impl Journal {
             self.codec.restore(bytes_mut(&mut section.image));
             memory.sections.push(section.clone());
         }
-        let state = self.state();
-        let end = state.ordinal - state.sealed.len() as u64 + count as u64;
-        drop(state);
         core.note(self.copy(core, memory))?;
         core.write_back()?;
         memory.sections.clear();
-        let mut state = self.state();
-        let State { sealed, spare, .. } = &mut *state;
-        spare.extend(sealed.drain(..count).map(|section| section.image));
-        state.index.retain(|_, (ordinal, _)| *ordinal >= end);
-        core.metrics.set_sections_used(state.sealed.len());
+        for _ in 0..count {
+            let mut state = self.state();
+            let Some(section) = state.sealed.pop_front() else { break };
+            for entry in 0..core.layout.journal.entries {
+                let Some(sector) = self.codec.sector(section.image.data(), entry) else { continue };
+                let block = sector / core.layout.sectors_per_block();
+                if state.index.get(&block).is_some_and(|(id, _)| *id == section.id) {
+                    state.index.remove(&block);
+                }
+            }
+            state.spare.push(section.image);
+        }
+        core.metrics.set_sections_used(self.state().sealed.len());
         Ok(())
     }
 
-    /// Gives the open section its place in the journal, and opens another one.
+    /// Puts the open section into the journal, and opens another one.
     fn seal(&self, core: &Core, state: &mut State) {
         let mut empty =
             state.spare.pop().unwrap_or_else(|| Arc::new(Buffer::new(core.layout.journal.section_len())));
         self.codec.clear(bytes_mut(&mut empty));
         let image = std::mem::replace(&mut state.open, empty);
-        state.sealed.push_back(Section { number: state.next, sequence: state.sequence, image });
+        self.append(core, state, state.open_id, image);
+        state.open_id = state.take_id();
+        state.used = 0;
+    }
+
+    /// Gives a section its place in the journal.
+    fn append(&self, core: &Core, state: &mut State, id: SectionId, image: Image) {
+        state.sealed.push_back(Section { id, number: state.next, sequence: state.sequence, image });
+        state.pending += 1;
         state.next += 1;
         if state.next == core.layout.journal.sections {
             (state.next, state.sequence) = (0, next_sequence(state.sequence));
         }
-        state.ordinal += 1;
-        state.used = 0;
         core.metrics.set_sections_used(state.sealed.len());
+        if self.is_half_full(state) {
+            // The thread begins while others go on.
+            self.orders.request();
+        }
     }
 
     /// Writes the newest entry of each block of the sections in `memory` to its place.
@@ -414,11 +494,13 @@ impl Journal {
 }
 
 impl State {
-    fn image(&self, ordinal: u64) -> &[u8] {
-        if ordinal == self.ordinal {
-            return self.open.data();
-        }
-        let first = self.ordinal - self.sealed.len() as u64;
-        self.sealed[(ordinal - first) as usize].image.data()
+    fn take_id(&mut self) -> SectionId {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    fn image(&self, id: SectionId) -> &[u8] {
+        let sealed = || self.sealed.iter().find(|section| section.id == id);
+        if id == self.open_id { self.open.data() } else { sealed().expect("the index has sections in use").image.data() }
     }
 }

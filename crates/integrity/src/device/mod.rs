@@ -31,7 +31,7 @@ use crate::superblock::{Flags, Superblock};
 use crate::tags::{DISCARD_FILLER, Tagger};
 use bitmap::Bitmap;
 use inlock_engine::Errno;
-use journal::{Journal, Part};
+use journal::{Journal, OwnSection, Part};
 use recalculate::Recalculation;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -248,6 +248,22 @@ impl IntegrityDevice {
         }
         let _locks = self.core.stripes.write(first, count);
         self.core.write(first, data, tags)
+    }
+
+    /// Returns a section of the journal for the first of `len` bytes of blocks with tags of the caller. `None`: they
+    /// are to be [written](IntegrityDevice::write).
+    pub(crate) fn take_section(&self, len: usize) -> Option<OwnSection> {
+        self.journal.as_ref().and_then(|journal| journal.take_section(&self.core, len))
+    }
+
+    /// Writes a section, whose blocks from `sector` the caller has filled in, like [`IntegrityDevice::write`].
+    pub(crate) fn write_section(&self, sector: u64, mut section: OwnSection, tuples: &[u8]) -> Result<(), Errno> {
+        let journal = self.journal.as_ref().ok_or(Errno::INVAL)?;
+        let len = section.blocks_mut().len();
+        let (first, _) = self.locate(sector, len, tuples.len())?;
+        self.check_writable()?;
+        self.core.metrics.count_client(len as u64);
+        journal.add(&self.core, first, section, tuples)
     }
 
     /// Whether a tag that is computed here says that the block was never written.
