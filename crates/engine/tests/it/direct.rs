@@ -5,7 +5,7 @@ use crate::support::{Random, key, segment};
 use inlock_cipher::Sector;
 use inlock_engine::store::direct::DirectStore;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::store::{read_all, write_all};
+use inlock_engine::store::{read_all, write_all, write_all_vectored};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Target};
 use std::fs::{File, OpenOptions};
 use std::io::IoSlice;
@@ -155,6 +155,33 @@ fn direct_store_takes_any_bytes_from_any_memory() {
     let mut cached = vec![0; LEN];
     image.as_file().read_exact_at(&mut cached, 0).unwrap();
     assert!(cached == model, "through the cache");
+}
+
+/// Parts of whole blocks in aligned memory go to the device as they are, others pass through a buffer.
+#[test]
+fn direct_store_writes_aligned_parts_as_they_are() {
+    let Some(image) = direct_image() else { return };
+    let store = direct_store(image.path());
+    let mut random = Random::new(9);
+    let (mut model, mut bytes) = (vec![0; LEN], Vec::new());
+    write_all(&store, &model, 0).unwrap();
+    for round in 0..60 {
+        let place = if round % 3 == 2 { 1 } else { 0 };
+        let memory = memory(&mut bytes, place, 64 * BLOCK);
+        memory.copy_from_slice(&random.bytes(64 * BLOCK));
+        // Every second block, in memory that is not in order.
+        let mut parts: Vec<_> = memory.chunks(BLOCK).step_by(2).rev().map(IoSlice::new).collect();
+        if round % 5 == 4 {
+            parts.insert(3, IoSlice::new(&[]));
+        }
+        let offset = random.below((LEN - 32 * BLOCK) as u64 / BLOCK as u64) as usize * BLOCK;
+        let expected: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
+        model[offset..offset + expected.len()].copy_from_slice(&expected);
+        write_all_vectored(&store, &mut parts, offset as u64).unwrap();
+        let mut found = vec![0; LEN];
+        read_all(&store, &mut found, 0).unwrap();
+        assert!(found == model, "round {round}");
+    }
 }
 
 #[test]

@@ -5,10 +5,11 @@ use crate::support::{Random, key, with};
 use inlock_cipher::{CipherSpec, Sector, VolumeKey};
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
+use inlock_engine::store::{BackingStore, Geometry, StoreProfile, write_all_vectored};
 use inlock_engine::{Access, BlockingDevice, Content, Device, Errno, RequestError, Target};
 use std::io::{Cursor, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ciphers with kernels of each kind, and none.
 const SPECS: [&str; 7] = [
@@ -276,4 +277,61 @@ fn cursor_takes_pieces_as_the_standard_librarys() {
         }
         assert_eq!(ours.stream_position().unwrap(), theirs.stream_position().unwrap(), "step {step}");
     }
+}
+
+/// A store that writes a few bytes at a time, and is interrupted between them.
+struct Reluctant {
+    inner: MemoryStore,
+    calls: AtomicUsize,
+}
+
+impl BackingStore for Reluctant {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.write_vectored_at(&[IoSlice::new(data)], offset)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if call % 3 == 1 {
+            return Err(Errno::INTR);
+        }
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).take(1 + call % 11).collect();
+        self.inner.write_at(&bytes, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.inner.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.inner.discard(offset, len)
+    }
+}
+
+#[test]
+fn all_parts_are_written_to_a_store_that_takes_few_bytes_at_a_time() {
+    let mut random = Random::new(17);
+    for round in 0..100 {
+        let total = random.below(200) as usize;
+        let data = random.bytes(total);
+        let mut cuts: Vec<usize> = (0..random.below(8)).map(|_| random.below(total as u64 + 1) as usize).collect();
+        cuts.sort_unstable();
+        let store = Reluctant { inner: MemoryStore::new(vec![0; 300]), calls: AtomicUsize::new(round) };
+        write_all_vectored(&store, &mut cut(&data, &lens(&cuts, total)), 40).unwrap();
+        let written = store.inner.contents();
+        assert!(written[40..40 + total] == data, "round {round}");
+        assert!(written[..40].iter().chain(&written[40 + total..]).all(|byte| *byte == 0), "round {round}");
+    }
+    // The end of the store.
+    let store = MemoryStore::new(vec![0; 100]);
+    let data = [1; 60];
+    assert!(write_all_vectored(&store, &mut [IoSlice::new(&data), IoSlice::new(&data)], 0).is_err());
 }

@@ -3,9 +3,11 @@
 //! Writes before the last completed sync are there. Each later one is there, or not, or only some of its sectors are.
 
 use crate::support::{Numbers, fill, formatted, hash, memory, open_options, tuple};
+use crate::sealed::{gcm, with_tags_of};
 use inlock_cipher::VolumeKey;
-use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
-use inlock_integrity::{FormatOptions, IntegrityDevice, JournalCipher, Mode, OpenOptions, Stores};
+use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
+use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalCipher, Mode, OpenOptions, Stores};
 use std::sync::{Arc, Mutex};
 
 const LEN: usize = 192 << 10;
@@ -241,6 +243,75 @@ fn bitmap_survives_power_cuts() {
         }
     }
     println!("COUNT integrity_bitmap_states {states}");
+    assert!(states >= 2000, "{states} states");
+}
+
+/// Writes of an AEAD that are as long as a section of the journal, or longer, make sections of their own. Some blocks of
+/// theirs are in the section that short writes are filling at the time, too.
+#[test]
+fn sections_of_long_writes_survive_power_cuts() {
+    const UNIT: usize = 512;
+    let mac = || Some(hash("hmac-sha256"));
+    let cipher = Some(Arc::new(JournalCipher::new("ctr(aes)", &VolumeKey::new(&[9; 32])).unwrap()));
+    let shapes = [
+        base(Some(240), None),
+        FormatOptions { journal_mac: mac(), ..base(Some(240), None) },
+        FormatOptions { journal_mac: mac(), journal_cipher: cipher, ..base(Some(240), None) },
+        FormatOptions { journal_sectors: Some(1), ..base(Some(240), None) },
+    ];
+    let open = |store: Arc<dyn BackingStore>, format: &FormatOptions| {
+        let device = IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Journal, format)).unwrap();
+        IntegrityStore::sealed(Arc::new(device), with_tags_of(240, &gcm(), UNIT as u32, 1)).unwrap()
+    };
+    let write = |store: &IntegrityStore, first: u64, count: u64, value: u8| {
+        let data: Vec<u8> = (first..first + count).flat_map(|block| fill(block, value, UNIT)).collect();
+        write_all(store, &data, first * UNIT as u64).unwrap();
+    };
+    let mut states = 0;
+    for (format, seed) in shapes.iter().flat_map(|format| (1..9).map(move |seed| (format, seed))) {
+        let mut random = Numbers(seed * 7919);
+        let first = memory(formatted(format, LEN, None).0);
+        let store = open(first.clone(), format);
+        assert_eq!(store.device().layout().journal.entries, 8);
+        write(&store, 0, BLOCKS, 1);
+        store.device().close().unwrap();
+        let before = first.contents();
+        let recorder =
+            Arc::new(Recorder { inner: MemoryStore::new(before.clone()), log: Mutex::default(), swallow_syncs: false });
+        let store = open(recorder.clone(), format);
+        let mut script = Vec::new();
+        for n in 0..30 {
+            let request = match random.below(10) {
+                // Short ones, and those of up to three sections.
+                at @ 0..=7 => {
+                    let block = random.below(BLOCKS);
+                    let most = if at < 4 { 4 } else { 24 };
+                    Request::Write { block, count: (1 + random.below(most)).min(BLOCKS - block), value: 2 + n }
+                }
+                _ => Request::Flush,
+            };
+            match request {
+                Request::Write { block, count, value } => write(&store, block, count, value),
+                _ => store.sync().unwrap(),
+            }
+            recorder.log.lock().unwrap().push(Step::Ack);
+            script.push(request);
+        }
+        let log = recorder.log.lock().unwrap().clone();
+        for cut in 0..=log.len() {
+            let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
+            let allowed = allowed(&script, acknowledged);
+            let opened = open(memory(state(&before, &log, cut, &mut random)), format);
+            for (block, values) in allowed.iter().enumerate() {
+                let mut data = vec![0; UNIT];
+                read_all(&opened, &mut data, (block * UNIT) as u64).unwrap();
+                let known = values.iter().any(|value| data == fill(block as u64, *value, UNIT));
+                assert!(known, "block {block} after {cut} steps of {}, seed {seed}: {script:?}", log.len());
+            }
+            states += 1;
+        }
+    }
+    println!("COUNT integrity_long_write_states {states}");
     assert!(states >= 2000, "{states} states");
 }
 

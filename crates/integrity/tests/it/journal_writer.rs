@@ -1,10 +1,14 @@
 //! The thread that empties the journal.
 
-use crate::support::{fill, formatted, hash, memory, open_options};
-use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
-use inlock_integrity::{FormatOptions, IntegrityDevice, JournalWriter, Mode, Stores};
+use crate::sealed::{gcm, with_tags_of};
+use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
+use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
+use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, OpenOptions, Stores};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 const BLOCK: usize = 512;
 
@@ -121,6 +125,133 @@ fn writers_empty_the_journal_after_the_thread_has_ended() {
     }
     model.insert(0, 8);
     check(&device, &model);
+}
+
+/// Threads write whole sections of the journal, and blocks of the section that all share; each reads what it wrote, and
+/// what it has flushed is there after a power cut.
+#[test]
+fn sections_of_several_threads_keep_the_order_of_their_writes() {
+    const WRITERS: u64 = 4;
+    const BLOCKS: u64 = 700;
+    const ROUNDS: u8 = 30;
+    let format = FormatOptions {
+        tag_size: Some(28),
+        journal_sectors: Some(1024),
+        interleave_sectors: 64,
+        ..FormatOptions::default()
+    };
+    let bytes = memory(formatted(&format, 16 << 20, None).0);
+    let open = |store: Arc<MemoryStore>| {
+        let device = IntegrityDevice::open(Stores::interleaved(store), OpenOptions::new(Mode::Journal)).unwrap();
+        let device = Arc::new(device);
+        let writer = JournalWriter::start(Arc::clone(&device)).unwrap().unwrap();
+        (IntegrityStore::sealed(device, with_tags_of(28, &gcm(), BLOCK as u32, 1)).unwrap(), writer)
+    };
+    let (store, writer) = open(bytes.clone());
+    let section = store.device().layout().journal.entries as u64;
+    assert!(section * 4 < BLOCKS, "{section}");
+    let data_of = |range: std::ops::Range<u64>, value: u8| -> Vec<u8> {
+        range.flat_map(|block| fill(block, value, BLOCK)).collect()
+    };
+    let check = |store: &IntegrityStore, first: u64, model: &[u8]| {
+        for (block, value) in (first..).zip(model) {
+            let mut data = [0; BLOCK];
+            read_all(store, &mut data, block * BLOCK as u64).unwrap();
+            assert!(data[..] == fill(block, *value, BLOCK), "block {block} is not of round {value}");
+        }
+    };
+    let run = |number: u64| {
+        let (first, mut numbers) = (number * BLOCKS, Numbers(number + 77));
+        let mut model = vec![0; BLOCKS as usize];
+        write_all(&store, &data_of(first..first + BLOCKS, 0), first * BLOCK as u64).unwrap();
+        for round in 1..=ROUNDS {
+            for _ in 0..6 {
+                let most = if numbers.below(2) == 0 { 5 } else { 4 * section };
+                let at = numbers.below(BLOCKS);
+                let end = (at + 1 + numbers.below(most)).min(BLOCKS);
+                model[at as usize..end as usize].fill(round);
+                write_all(&store, &data_of(first + at..first + end, round), (first + at) * BLOCK as u64).unwrap();
+            }
+            check(&store, first, &model);
+            store.sync().unwrap();
+        }
+        model
+    };
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..WRITERS).map(|number| scope.spawn(move || run(number))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    drop(writer);
+    let (cut, _writer) = open(memory(bytes.contents()));
+    for (number, model) in (0..).zip(&models) {
+        check(&store, number * BLOCKS, model);
+        check(&cut, number * BLOCKS, model);
+    }
+}
+
+/// A store whose first sync after `close_gate` waits until the gate is opened.
+struct Gated {
+    inner: Arc<MemoryStore>,
+    closed: Mutex<bool>,
+    changed: Condvar,
+    waiting: AtomicBool,
+}
+
+impl BackingStore for Gated {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        let mut closed = self.closed.lock().unwrap();
+        while *closed {
+            self.waiting.store(true, Ordering::SeqCst);
+            closed = self.changed.wait(closed).unwrap();
+        }
+        self.inner.sync()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+/// A flush that is under way has taken its sections before: it does not make later writes durable.
+#[test]
+fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
+    let bytes = memory(formatted(&options(), 16 << 20, None).0);
+    let gated = Arc::new(Gated {
+        inner: bytes.clone(),
+        closed: Mutex::new(false),
+        changed: Condvar::new(),
+        waiting: AtomicBool::new(false),
+    });
+    let device = open(gated.clone());
+    device.write(1, &fill(1, 1, BLOCK), &[]).unwrap();
+    *gated.closed.lock().unwrap() = true;
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| device.flush().unwrap());
+        while !gated.waiting.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        device.write(2, &fill(2, 2, BLOCK), &[]).unwrap();
+        let second = scope.spawn(|| device.flush().unwrap());
+        // Time for it to wait for the first one.
+        std::thread::sleep(Duration::from_millis(50));
+        *gated.closed.lock().unwrap() = false;
+        gated.changed.notify_all();
+        first.join().unwrap();
+        second.join().unwrap();
+    });
+    check(&open(memory(bytes.contents())), &HashMap::from([(1, 1), (2, 2)]));
 }
 
 #[test]

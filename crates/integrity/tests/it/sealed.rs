@@ -12,14 +12,14 @@ fn aead(spec: &AeadSpec, unit: u32, seed: u8) -> Sealing {
     with_tags_of(spec.metadata_len(), spec, unit, seed)
 }
 
-fn with_tags_of(tag_size: usize, spec: &AeadSpec, unit: u32, seed: u8) -> Sealing {
+pub(crate) fn with_tags_of(tag_size: usize, spec: &AeadSpec, unit: u32, seed: u8) -> Sealing {
     let len = *spec.key_lens().last().unwrap();
     let key: Vec<u8> = (0..len).map(|at| seed ^ (at as u8).wrapping_mul(29)).collect();
     let aead = Aead::new(spec, &key, DataUnitSize::new(unit).unwrap(), IvNumbering::Sectors, Sector(0)).unwrap();
     Sealing::new(aead, &key, tag_size).unwrap()
 }
 
-fn gcm() -> AeadSpec {
+pub(crate) fn gcm() -> AeadSpec {
     AeadSpec::from_luks2("aes-gcm-random", "aead").unwrap()
 }
 
