@@ -66,17 +66,12 @@ impl JournalCodec {
     /// Returns a section without entries.
     pub(crate) fn empty_section(&self) -> Vec<u8> {
         let mut image = vec![0; self.layout.section_len()];
-        self.mark_unused(&mut image);
+        self.clear(&mut image);
         image
     }
 
-    /// Makes a section one without entries. The bytes of data stay.
+    /// Makes a section one without entries. All other bytes stay.
     pub(crate) fn clear(&self, image: &mut [u8]) {
-        image[..SECTION_METADATA_SECTORS * 512].fill(0);
-        self.mark_unused(image);
-    }
-
-    fn mark_unused(&self, image: &mut [u8]) {
         for entry in 0..self.layout.entries {
             let at = self.entry_at(entry);
             image[at..at + 8].fill(0xff);

@@ -234,7 +234,6 @@ impl Journal {
     pub(super) fn add(&self, core: &Core, first: u64, mut section: OwnSection, tags: &[u8]) -> Result<(), Errno> {
         let layout = &core.layout.journal;
         let bytes = bytes_mut(&mut section.image);
-        self.codec.clear(bytes);
         for (entry, tag) in tags.chunks_exact(layout.tag_size).enumerate() {
             self.codec.describe(bytes, entry, (first + entry as u64) * core.layout.sectors_per_block(), tag);
         }
@@ -377,9 +376,8 @@ impl Journal {
             } else {
                 parts.extend(run.iter().map(|section| IoSlice::new(section.image.data())));
             }
-            if self.recorder.get().is_some() {
-                let last = parts.last().map_or(&[][..], |part| part);
-                newest = Some((run[run.len() - 1].number, section_digest(&last[last.len() - section_len..])));
+            if let (true, Some(section), Some(part)) = (self.recorder.get().is_some(), run.last(), parts.last()) {
+                newest = Some((section.number, section_digest(&part[part.len() - section_len..])));
             }
             core.write_metadata_parts(&mut parts, core.layout.section_at(run[0].number))?;
         }

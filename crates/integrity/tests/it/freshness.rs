@@ -1,11 +1,13 @@
 //! Records of freshness: the newest state is accepted after every power cut, and an older one is refused.
 
-use crate::support::{Numbers, fill, formatted, memory, tuple};
+use crate::support::{Numbers, fill, formatted, memory, open_options, tuple};
+use inlock_cipher::VolumeKey;
 use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
 use inlock_integrity::{
-    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, Layout, Mode, OpenOptions, RecordedState,
-    Stores, empties_journal, stored_section, tag_root,
+    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, JournalCipher, Layout, Mode, OpenOptions,
+    RecordedState, Stores, empties_journal, stored_section, tag_root,
 };
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 const LEN: usize = 192 << 10;
@@ -324,6 +326,33 @@ fn sections_with_the_same_entries_have_different_digests() {
     let (first, second) = (digest_of_a_flush(), digest_of_a_flush());
     assert_eq!(first.0, second.0);
     assert_ne!(first.1, second.1);
+}
+
+/// A commit of several sections records the last of them, as it is stored.
+#[test]
+fn digest_of_a_commit_is_that_of_its_last_section() {
+    let cipher = || Some(Arc::new(JournalCipher::new("ctr(aes)", &VolumeKey::new(&[9; 32])).unwrap()));
+    for journal_cipher in [None, cipher()] {
+        let format = FormatOptions { journal_cipher, ..options(512) };
+        let stores = Stores::interleaved(memory(formatted(&format, 1 << 20, None).0));
+        let options = open_options(Mode::Journal, &format);
+        let device = IntegrityDevice::open(stores.clone(), options.clone()).unwrap();
+        let (recorded, commits) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+        let (record, count) = (Arc::clone(&recorded), Arc::clone(&commits));
+        let push = move |section, digest| {
+            count.fetch_add(1, Ordering::Relaxed);
+            *record.lock().unwrap() = Some((section, digest));
+            Ok(())
+        };
+        device.record_commits(push).unwrap();
+        let entries = device.layout().journal.entries as u64;
+        assert!(device.layout().journal.sections > 8);
+        (0..3 * entries).for_each(|n| write(&device, n % 24, n as u8));
+        device.flush().unwrap();
+        let (section, digest) = recorded.lock().unwrap().unwrap();
+        assert_eq!(commits.load(Ordering::Relaxed), 1, "all in one commit");
+        assert_eq!(stored_section(&stores, &options, section).unwrap().unwrap().digest, digest, "{format:?}");
+    }
 }
 
 #[test]

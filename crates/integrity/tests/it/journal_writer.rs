@@ -224,9 +224,11 @@ impl BackingStore for Gated {
     }
 }
 
-/// A flush that is under way has taken its sections before: it does not make later writes durable.
+/// A flush that is under way has taken its sections before, and one that makes room does not take the open section:
+/// neither makes a write durable that was acknowledged meanwhile.
 #[test]
 fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
+    const BLOCKS: u64 = 1100;
     let bytes = memory(formatted(&options(), 16 << 20, None).0);
     let gated = Arc::new(Gated {
         inner: bytes.clone(),
@@ -235,6 +237,7 @@ fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
         waiting: AtomicBool::new(false),
     });
     let device = open(gated.clone());
+    let _writer = JournalWriter::start(Arc::clone(&device)).unwrap();
     device.write(1, &fill(1, 1, BLOCK), &[]).unwrap();
     *gated.closed.lock().unwrap() = true;
     std::thread::scope(|scope| {
@@ -242,9 +245,12 @@ fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
         while !gated.waiting.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+        // More than half of the journal, so that the thread waits to empty it.
+        (0..BLOCKS).for_each(|n| device.write(3, &fill(3, n as u8, BLOCK), &[]).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
         device.write(2, &fill(2, 2, BLOCK), &[]).unwrap();
         let second = scope.spawn(|| device.flush().unwrap());
-        // Time for it to wait for the first one.
+        // Time for it to wait, too.
         std::thread::sleep(Duration::from_millis(50));
         *gated.closed.lock().unwrap() = false;
         gated.changed.notify_all();
