@@ -22,10 +22,12 @@ pub struct Buffer {
 impl Buffer {
     /// Alignment of the data in bytes.
     pub const ALIGNMENT: usize = PAGE;
+    /// Bytes of memory that a buffer takes beyond its capacity.
+    pub const OVERHEAD: usize = HEADROOM + PAGE;
 
     /// Returns a zeroed buffer for `capacity` bytes of data. Pages become resident when they are first touched.
     pub fn new(capacity: usize) -> Self {
-        let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();
+        let memory = vec![0u8; capacity + Self::OVERHEAD].into_boxed_slice();
         let base = memory.as_ptr().addr().wrapping_neg() % PAGE;
         Self { memory, base, capacity }
     }

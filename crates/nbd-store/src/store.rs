@@ -9,9 +9,11 @@ use crate::shared::Shared;
 use crate::tls::Tls;
 use crate::uri::NbdUri;
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
+use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use inlock_frontend::nbd::protocol::{STATE_HOLE, STATE_ZERO, transmission_flag};
 use rustix::event::EventfdFlags;
+use std::io::IoSlice;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -183,6 +185,10 @@ impl BackingStore for NbdStore {
             }
         }
         Ok(len)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.write_at(&gathered(parts, MAX_CALL as usize), offset)
     }
 
     fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {

@@ -10,9 +10,11 @@ use crate::name::RbdName;
 use crate::open::Opening;
 use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
+use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno as Number;
+use std::io::IoSlice;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
@@ -452,6 +454,10 @@ impl BackingStore for RbdStore {
             return Err(Errno::ROFS);
         }
         asynchronous::write_at(self, &data[..data.len().min(MAX_CALL)], offset, false)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.write_at(&gathered(parts, MAX_CALL), offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {

@@ -176,6 +176,17 @@ pub fn write_all_vectored(
     Ok(())
 }
 
+/// Returns up to `most` bytes of `parts` one after the other, for a store without vectored writes on which one long
+/// write takes less time than several short ones.
+pub fn gathered(parts: &[IoSlice<'_>], most: usize) -> Vec<u8> {
+    let total: usize = parts.iter().map(|part| part.len()).sum();
+    let mut bytes = Vec::with_capacity(total.min(most));
+    for part in parts {
+        bytes.extend_from_slice(&part[..part.len().min(most - bytes.len())]);
+    }
+    bytes
+}
+
 /// Reads into `buffer.data()[range]` at byte `offset`, as [`BackingStore::read_at`].
 pub(crate) fn read_range(
     store: &dyn BackingStore,

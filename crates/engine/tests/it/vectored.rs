@@ -5,7 +5,7 @@ use crate::support::{Random, key, with};
 use inlock_cipher::{CipherSpec, Sector, VolumeKey};
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry, StoreProfile, write_all_vectored};
+use inlock_engine::store::{BackingStore, Geometry, StoreProfile, gathered, write_all_vectored};
 use inlock_engine::{Access, BlockingDevice, Content, Device, Errno, RequestError, Target};
 use std::io::{Cursor, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -313,6 +313,14 @@ impl BackingStore for Reluctant {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.inner.discard(offset, len)
+    }
+}
+
+#[test]
+fn parts_are_gathered_up_to_a_length() {
+    let parts = [&b"one"[..], b"", b"two", b"three"].map(IoSlice::new);
+    for most in 0..20 {
+        assert_eq!(gathered(&parts, most), &b"onetwothree"[..most.min(11)]);
     }
 }
 

@@ -11,8 +11,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Bytes of sections that are kept in memory at most, unless two sections are longer.
+/// Bytes of memory for sections at most, unless two sections are longer.
 const MAX_RESIDENT: usize = 16 << 20;
+/// Sections that callers fill by themselves at most, in addition.
+const OWN_SECTIONS: usize = 8;
 /// Blocks that are copied to their places in one write at most, and parts of memory in one write.
 const MAX_PARTS: usize = 256;
 /// Bytes of sections that are written in one write at most, unless one section is longer.
@@ -20,8 +22,9 @@ const MAX_RUN: usize = 4 << 20;
 
 /// Memory of a section. Its start, as that of each block of 4096 bytes in it, is aligned for direct I/O.
 ///
-/// Shared by the writer while it writes it. Until then its data end with the bytes that commit ids displace
-/// ([`JournalCodec::stamp`]), and from the write of its blocks on again ([`JournalCodec::restore`]).
+/// From [`JournalCodec::stamp`] until [`JournalCodec::restore`] each sector of data ends with its commit id. The bytes
+/// that it displaces are in the entry, where [`JournalCodec::get`] finds them at any time. The writer shares the memory
+/// while it writes it, and nobody changes it then.
 type Image = Arc<Buffer>;
 
 /// A section of the journal that the caller fills, so that long writes need no copy.
@@ -38,7 +41,7 @@ impl OwnSection {
 
 /// Returns the bytes of an image for changes.
 fn bytes_mut(image: &mut Image) -> &mut [u8] {
-    Arc::get_mut(image).expect("the writer shares sections only while it writes them").data_mut()
+    Arc::get_mut(image).expect("only the writer shares it, and nobody changes it then").data_mut()
 }
 
 pub(super) struct Journal {
@@ -63,43 +66,47 @@ struct State {
     open: Image,
     open_id: SectionId,
     used: usize,
-    /// Memory of further sections. With `open` and `sealed` there is one section more than can be in use, and those
-    /// that callers have filled.
+    /// Memory of further sections.
     spare: Vec<Image>,
     next_id: SectionId,
     /// Sections in use, in the order of the journal.
     sealed: VecDeque<Section>,
-    /// Number of the last of these that are not durable.
+    /// Their memory.
+    images: HashMap<SectionId, Image>,
+    /// How many of them, at the end, are not durable.
     pending: usize,
-    /// Number of the commits that have begun.
-    commits: u64,
+    /// Number of the last commit of all sections that has begun.
+    begun: u64,
     /// Newest entry of each block.
     index: HashMap<u64, (SectionId, usize)>,
     next: u32,
     sequence: u8,
 }
 
-/// Number of a section in memory, in no order.
+/// Number of a section in memory. One that a caller has filled may be before an open one of a smaller number.
 type SectionId = u64;
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Section {
     id: SectionId,
     number: u32,
     sequence: u8,
-    image: Image,
 }
 
 /// Memory of the writer, kept for the next one.
 struct Memory {
     /// Sections to write or to copy.
-    sections: Vec<Section>,
+    sections: Vec<(Section, Image)>,
     /// Blocks to copy, each with its section and its entry there.
     newest: Vec<(u64, u32, u32)>,
     /// Encrypted sections of one write.
     encrypted: Buffer,
+    /// Blocks of one copy, if they are shorter than pages: a drive may split what begins within one.
+    gathered: Buffer,
     /// Tags of one copy.
     tags: Vec<u8>,
+    /// Number of the last commit of all sections that has ended.
+    completed: u64,
 }
 
 impl Memory {
@@ -111,9 +118,15 @@ impl Memory {
             sections: Vec::with_capacity(sections),
             newest: Vec::with_capacity(sections * layout.journal.entries),
             encrypted: Buffer::new(run * layout.journal.section_len()),
+            gathered: Buffer::new(if is_page(layout.block_len()) { 0 } else { MAX_PARTS * layout.block_len() }),
             tags: Vec::with_capacity(MAX_PARTS * layout.journal.tag_size),
+            completed: 0,
         }
     }
+}
+
+fn is_page(block_len: usize) -> bool {
+    block_len.is_multiple_of(Buffer::ALIGNMENT)
 }
 
 /// Returns the number of sections that are written in one write at most.
@@ -134,9 +147,9 @@ impl Journal {
     /// Starts a journal whose next section is `next`, written in lap `sequence`.
     pub(super) fn new(core: &Core, codec: JournalCodec, next: u32, sequence: u8) -> Self {
         let layout = &core.layout.journal;
-        let resident = (MAX_RESIDENT / layout.section_len()).max(2);
+        let resident = (MAX_RESIDENT / (layout.section_len() + Buffer::OVERHEAD)).max(2);
         let capacity = (layout.sections as usize).min(resident);
-        // Pages of zeroes take no memory before they are used.
+        // Pages of zeroes take no memory before they are used, unless memory is locked.
         let image = || Arc::new(Buffer::new(layout.section_len()));
         let mut open = image();
         codec.clear(bytes_mut(&mut open));
@@ -144,11 +157,13 @@ impl Journal {
             open,
             open_id: 0,
             used: 0,
-            spare: (0..capacity).map(|_| image()).collect(),
+            // One more than can be in use with the open one, so that one can always be opened.
+            spare: (0..capacity + OWN_SECTIONS).map(|_| image()).collect(),
             next_id: 1,
             sealed: VecDeque::with_capacity(capacity + 1),
+            images: HashMap::with_capacity(2 * (capacity + 1)),
             pending: 0,
-            commits: 0,
+            begun: 0,
             // With twice the room a table that had removals need not grow.
             index: HashMap::with_capacity(2 * layout.entries * (capacity + 1)),
             next,
@@ -193,9 +208,12 @@ impl Journal {
     }
 
     /// Whether a block of the range is in the journal.
-    pub(super) fn has_any(&self, blocks: std::ops::Range<u64>) -> bool {
+    pub(super) fn has_any(&self, mut blocks: std::ops::Range<u64>) -> bool {
         let state = self.state();
-        !state.index.is_empty() && blocks.clone().any(|block| state.index.contains_key(&block))
+        if blocks.end.saturating_sub(blocks.start) > state.index.len() as u64 {
+            return state.index.keys().any(|block| blocks.contains(block));
+        }
+        blocks.any(|block| state.index.contains_key(&block))
     }
 
     /// Puts blocks into the journal. They are durable after [`Journal::commit`].
@@ -220,20 +238,22 @@ impl Journal {
         self.checkpoint_if_half_full(core)
     }
 
-    /// Returns a section for the caller to fill, if `len` bytes of blocks fill one.
+    /// Returns a section for the caller to fill, if `len` bytes of blocks fill one and others have left one.
     pub(super) fn take_section(&self, core: &Core, len: usize) -> Option<OwnSection> {
         let layout = &core.layout.journal;
         if len < layout.entries * core.layout.block_len() {
             return None;
         }
-        let image = self.state().spare.pop();
-        Some(OwnSection { image: image.unwrap_or_else(|| Arc::new(Buffer::new(layout.section_len()))) })
+        let mut state = self.state();
+        // The last one is for the section that all share.
+        if state.spare.len() > 1 { state.spare.pop().map(|image| OwnSection { image }) } else { None }
     }
 
     /// Puts a section into the journal whose blocks, from `first`, the caller has filled in.
     pub(super) fn add(&self, core: &Core, first: u64, mut section: OwnSection, tags: &[u8]) -> Result<(), Errno> {
         let layout = &core.layout.journal;
         let bytes = bytes_mut(&mut section.image);
+        // Each entry is used, so that nothing of an earlier section is left.
         for (entry, tag) in tags.chunks_exact(layout.tag_size).enumerate() {
             self.codec.describe(bytes, entry, (first + entry as u64) * core.layout.sectors_per_block(), tag);
         }
@@ -256,7 +276,11 @@ impl Journal {
     }
 
     /// Waits until one more section can be in use.
-    fn wait_for_room<'a>(&'a self, core: &Core, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>, Errno> {
+    fn wait_for_room<'a>(
+        &'a self,
+        core: &Core,
+        mut state: MutexGuard<'a, State>,
+    ) -> Result<MutexGuard<'a, State>, Errno> {
         while state.sealed.len() >= self.capacity() {
             drop(state);
             self.make_room(core)?;
@@ -271,7 +295,7 @@ impl Journal {
             return Ok(());
         }
         self.orders.request();
-        if self.orders.is_followed() { Ok(()) } else { self.checkpoint(core, Part::Sealed) }
+        if self.orders.is_followed() { Ok(()) } else { self.follow_order(core) }
     }
 
     fn is_half_full(&self, state: &State) -> bool {
@@ -280,11 +304,11 @@ impl Journal {
 
     /// Makes every write before this call durable. One thread writes and syncs for all that wait meanwhile.
     pub(super) fn commit(&self, core: &Core) -> Result<(), Errno> {
-        let begun = self.state().commits;
+        let begun = self.state().begun;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        // One that began later has ended by now.
-        if self.state().commits > begun { Ok(()) } else { self.commit_all(core, Part::All, &mut writer) }
+        // One that began later may have ended meanwhile.
+        if writer.completed > begun { Ok(()) } else { self.commit_all(core, Part::All, &mut writer) }
     }
 
     /// Makes sections durable, copies them to their places, and frees them.
@@ -320,28 +344,32 @@ impl Journal {
 
     /// Writes sections that are not durable. The caller holds `writer`.
     fn commit_all(&self, core: &Core, part: Part, memory: &mut Memory) -> Result<(), Errno> {
-        let mut state = self.state();
-        if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity() {
-            self.seal(core, &mut state);
-        }
-        if part == Part::All {
-            state.commits += 1;
-        }
-        let (count, is_full) = (state.pending, part == Part::All && state.used > 0);
-        let first = state.sealed.len() - count;
-        drop(state);
-        if count > 0 {
-            self.write_sections(core, first, count, memory)?;
-            core.metrics.count_commit();
-            self.state().pending -= count;
-        }
-        if is_full {
+        loop {
+            let mut state = self.state();
+            if part == Part::All {
+                state.begun += 1;
+                if state.used > 0 && state.sealed.len() < self.capacity() {
+                    self.seal(core, &mut state);
+                }
+            }
+            let (number, count, first) = (state.begun, state.pending, state.sealed.len() - state.pending);
+            let is_full = part == Part::All && state.used > 0;
+            drop(state);
+            if count > 0 {
+                self.write_sections(core, first, count, memory)?;
+                core.metrics.count_commit();
+                self.state().pending -= count;
+            }
+            if !is_full {
+                if part == Part::All {
+                    memory.completed = number;
+                }
+                return Ok(());
+            }
             // No section was free for the open one: free some, then write it.
             let count = self.state().sealed.len();
             self.free(core, count, memory)?;
-            return self.commit_all(core, part, memory);
         }
-        Ok(())
     }
 
     /// Writes and syncs `count` sealed sections from the `first` one on, and records the last one. The caller holds
@@ -352,34 +380,36 @@ impl Journal {
         for at in first..first + count {
             // Others take the lock meanwhile; the writer alone removes sections.
             let mut state = self.state();
-            let section = &mut state.sealed[at];
-            let bytes = bytes_mut(&mut section.image);
+            let section = state.sealed[at];
+            let image = state.image_mut(section.id);
+            let bytes = bytes_mut(image);
             if self.recorder.get().is_some() {
                 core.note(self.codec.mark(bytes))?;
             }
             self.codec.stamp(section.number, section.sequence, bytes);
-            sections.push(section.clone());
+            sections.push((section, Arc::clone(image)));
         }
         let section_len = core.layout.journal.section_len();
         let mut newest = None;
         // Sections that follow each other on the store are written at once.
-        let runs = sections.chunk_by(|a, b| a.number + 1 == b.number).flat_map(|run| run.chunks(sections_of_run(core)));
+        let runs = sections.chunk_by(|(a, _), (b, _)| a.number + 1 == b.number);
+        let runs = runs.flat_map(|run| run.chunks(sections_of_run(core)));
         for run in runs {
             let mut parts: SmallVec<[IoSlice<'_>; MAX_PARTS]> = SmallVec::new();
             if self.codec.has_cipher() {
                 let encrypted = &mut encrypted.data_mut()[..run.len() * section_len];
-                for (section, to) in run.iter().zip(encrypted.chunks_exact_mut(section_len)) {
-                    to.copy_from_slice(section.image.data());
+                for ((section, image), to) in run.iter().zip(encrypted.chunks_exact_mut(section_len)) {
+                    to.copy_from_slice(image.data());
                     self.codec.encrypt(section.number, to);
                 }
                 parts.push(IoSlice::new(encrypted));
             } else {
-                parts.extend(run.iter().map(|section| IoSlice::new(section.image.data())));
+                parts.extend(run.iter().map(|(_, image)| IoSlice::new(image.data())));
             }
-            if let (true, Some(section), Some(part)) = (self.recorder.get().is_some(), run.last(), parts.last()) {
+            if let (true, Some((section, _)), Some(part)) = (self.recorder.get().is_some(), run.last(), parts.last()) {
                 newest = Some((section.number, section_digest(&part[part.len() - section_len..])));
             }
-            core.write_metadata_parts(&mut parts, core.layout.section_at(run[0].number))?;
+            core.write_metadata_parts(&mut parts, core.layout.section_at(run[0].0.number))?;
         }
         sections.clear();
         core.sync(false)?;
@@ -396,9 +426,10 @@ impl Journal {
         memory.sections.clear();
         for at in 0..count {
             let mut state = self.state();
-            let section = &mut state.sealed[at];
-            self.codec.restore(bytes_mut(&mut section.image));
-            memory.sections.push(section.clone());
+            let section = state.sealed[at];
+            let image = state.image_mut(section.id);
+            self.codec.restore(bytes_mut(image));
+            memory.sections.push((section, Arc::clone(image)));
         }
         core.note(self.copy(core, memory))?;
         core.write_back()?;
@@ -406,14 +437,15 @@ impl Journal {
         for _ in 0..count {
             let mut state = self.state();
             let Some(section) = state.sealed.pop_front() else { break };
+            let Some(image) = state.images.remove(&section.id) else { continue };
             for entry in 0..core.layout.journal.entries {
-                let Some(sector) = self.codec.sector(section.image.data(), entry) else { continue };
+                let Some(sector) = self.codec.sector(image.data(), entry) else { continue };
                 let block = sector / core.layout.sectors_per_block();
                 if state.index.get(&block).is_some_and(|(id, _)| *id == section.id) {
                     state.index.remove(&block);
                 }
             }
-            state.spare.push(section.image);
+            state.spare.push(image);
         }
         core.metrics.set_sections_used(self.state().sealed.len());
         Ok(())
@@ -421,8 +453,7 @@ impl Journal {
 
     /// Puts the open section into the journal, and opens another one.
     fn seal(&self, core: &Core, state: &mut State) {
-        let mut empty =
-            state.spare.pop().unwrap_or_else(|| Arc::new(Buffer::new(core.layout.journal.section_len())));
+        let mut empty = state.spare.pop().unwrap_or_else(|| Arc::new(Buffer::new(core.layout.journal.section_len())));
         self.codec.clear(bytes_mut(&mut empty));
         let image = std::mem::replace(&mut state.open, empty);
         self.append(core, state, state.open_id, image);
@@ -432,7 +463,8 @@ impl Journal {
 
     /// Gives a section its place in the journal.
     fn append(&self, core: &Core, state: &mut State, id: SectionId, image: Image) {
-        state.sealed.push_back(Section { id, number: state.next, sequence: state.sequence, image });
+        state.sealed.push_back(Section { id, number: state.next, sequence: state.sequence });
+        state.images.insert(id, image);
         state.pending += 1;
         state.next += 1;
         if state.next == core.layout.journal.sections {
@@ -448,11 +480,11 @@ impl Journal {
     /// Writes the newest entry of each block of the sections in `memory` to its place.
     fn copy(&self, core: &Core, memory: &mut Memory) -> Result<(), Errno> {
         let layout = &core.layout;
-        let Memory { sections, newest, tags, .. } = memory;
+        let Memory { sections, newest, gathered, tags, .. } = memory;
         newest.clear();
-        for (number, section) in (0..).zip(&*sections) {
+        for (number, (_, image)) in (0..).zip(&*sections) {
             for entry in 0..layout.journal.entries {
-                if let Some(sector) = self.codec.sector(section.image.data(), entry) {
+                if let Some(sector) = self.codec.sector(image.data(), entry) {
                     newest.push((sector / layout.sectors_per_block(), number, entry as u32));
                 }
             }
@@ -465,21 +497,25 @@ impl Journal {
             }
             is_same
         });
+        let image_of = |number: u32| sections[number as usize].1.data();
         let follows = |block: u64, next: u64| block + 1 == next && layout.data_position(block).1 > 1;
         for run in newest.chunk_by(|a, b| follows(a.0, b.0)).flat_map(|run| run.chunks(MAX_PARTS)) {
             // Entries of a section that follow each other are one part.
             let entries = run.chunk_by(|a, b| a.1 == b.1 && a.2 + 1 == b.2);
             let mut parts: SmallVec<[IoSlice<'_>; MAX_PARTS]> = entries
-                .map(|run| {
-                    let (_, number, entry) = run[0];
-                    let image = sections[number as usize].image.data();
-                    IoSlice::new(self.codec.blocks(image, entry as usize, run.len()))
-                })
+                .map(|run| IoSlice::new(self.codec.blocks(image_of(run[0].1), run[0].2 as usize, run.len())))
                 .collect();
-            tags.clear();
-            for (_, number, entry) in run {
-                tags.extend_from_slice(self.codec.tag(sections[*number as usize].image.data(), *entry as usize));
+            if parts.len() > 1 && !is_page(layout.block_len()) {
+                let mut at = 0;
+                for part in &parts {
+                    gathered.data_mut()[at..at + part.len()].copy_from_slice(part);
+                    at += part.len();
+                }
+                parts.clear();
+                parts.push(IoSlice::new(&gathered.data()[..at]));
             }
+            tags.clear();
+            run.iter().for_each(|run| tags.extend_from_slice(self.codec.tag(image_of(run.1), run.2 as usize)));
             let _locks = core.stripes.write(run[0].0, run.len() as u64);
             core.write_run(run[0].0, &mut parts, tags)?;
         }
@@ -498,7 +534,11 @@ impl State {
     }
 
     fn image(&self, id: SectionId) -> &[u8] {
-        let sealed = || self.sealed.iter().find(|section| section.id == id);
-        if id == self.open_id { self.open.data() } else { sealed().expect("the index has sections in use").image.data() }
+        let sealed = || self.images.get(&id).expect("the index has sections in use").data();
+        if id == self.open_id { self.open.data() } else { sealed() }
+    }
+
+    fn image_mut(&mut self, id: SectionId) -> &mut Image {
+        self.images.get_mut(&id).expect("each section in use has memory")
     }
 }

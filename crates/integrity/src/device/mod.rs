@@ -253,7 +253,8 @@ impl IntegrityDevice {
     /// Returns a section of the journal for the first of `len` bytes of blocks with tags of the caller. `None`: they
     /// are to be [written](IntegrityDevice::write).
     pub(crate) fn take_section(&self, len: usize) -> Option<OwnSection> {
-        self.journal.as_ref().and_then(|journal| journal.take_section(&self.core, len))
+        let journal = self.journal.as_ref().filter(|_| self.tagger.is_none());
+        journal.and_then(|journal| journal.take_section(&self.core, len))
     }
 
     /// Writes a section, whose blocks from `sector` the caller has filled in, like [`IntegrityDevice::write`].

@@ -2,8 +2,8 @@
 //!
 //! Writes before the last completed sync are there. Each later one is there, or not, or only some of its sectors are.
 
-use crate::support::{Numbers, fill, formatted, hash, memory, open_options, tuple};
 use crate::sealed::{gcm, with_tags_of};
+use crate::support::{Numbers, fill, formatted, hash, memory, open_options, tuple};
 use inlock_cipher::VolumeKey;
 use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
 use inlock_engine::{BackingStore, Errno, Geometry};

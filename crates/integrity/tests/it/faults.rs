@@ -1,8 +1,11 @@
 //! The n-th call of a store fails: no flush succeeds afterwards that does not hold, and the volume opens again.
 
+use crate::sealed::{gcm, with_tags_of};
 use crate::support::{fill, formatted, hash, memory, open_options};
-use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
+use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
+use inlock_engine::{BackingStore, Errno, Geometry};
 use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores};
+use std::io::IoSlice;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +35,11 @@ impl BackingStore for Failing {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         self.step()?;
         self.inner.write_at(data, offset)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.step()?;
+        self.inner.write_vectored_at(parts, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -97,6 +105,60 @@ fn nth_failure_of_a_store_loses_no_flushed_write() {
     }
     println!("COUNT integrity_store_faults {faults}");
     assert!(faults > 150, "{faults}");
+}
+
+/// The same with an AEAD, short writes and writes of several sections of the journal, by two threads.
+#[test]
+fn nth_failure_of_a_store_loses_no_flushed_write_of_an_aead() {
+    const BLOCKS: u64 = 24;
+    let format = FormatOptions { tag_size: Some(240), internal_hash: None, ..options() };
+    let (image, _) = formatted(&format, 192 << 10, None);
+    let open = |store: Arc<dyn BackingStore>| {
+        let device = IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Journal, &format));
+        device.map(|device| IntegrityStore::sealed(Arc::new(device), with_tags_of(240, &gcm(), 512, 1)).unwrap())
+    };
+    let mut faults = 0;
+    for nth in 1.. {
+        let bytes = memory(image.clone());
+        let failing = Arc::new(Failing { inner: bytes.clone(), left: AtomicUsize::new(nth) });
+        let flushed = open(failing.clone()).map_or(vec![[0; BLOCKS as usize]; 2], |store| {
+            assert_eq!(store.device().layout().journal.entries, 8);
+            let run = |number: u64| {
+                let (mut written, mut flushed) = ([0; BLOCKS as usize], [0; BLOCKS as usize]);
+                for round in 1..8u8 {
+                    for (at, count) in [(3, 2), (0, 20), (7, 1), (6, 18)] {
+                        let blocks = number * BLOCKS + at..number * BLOCKS + at + count;
+                        let data: Vec<u8> = blocks.clone().flat_map(|block| fill(block, round, 512)).collect();
+                        if write_all(&store, &data, blocks.start * 512).is_ok() {
+                            written[at as usize..(at + count) as usize].fill(round);
+                        }
+                    }
+                    if store.sync().is_ok() {
+                        flushed = written;
+                    }
+                }
+                flushed
+            };
+            std::thread::scope(|scope| {
+                let running: Vec<_> = (0..2).map(|number| scope.spawn(move || run(number))).collect();
+                running.into_iter().map(|thread| thread.join().unwrap()).collect()
+            })
+        });
+        let store = open(bytes).unwrap();
+        let values = flushed.iter().flatten().enumerate().filter(|(_, value)| **value > 0);
+        for (block, value) in values {
+            let mut data = [0; 512];
+            read_all(&store, &mut data, block as u64 * 512).unwrap();
+            let newer = (*value..8).any(|value| data[..] == fill(block as u64, value, 512));
+            assert!(newer, "call {nth} failed, block {block} is older than {value}");
+        }
+        faults += 1;
+        if (1..=nth).contains(&failing.left.load(Ordering::SeqCst)) {
+            break;
+        }
+    }
+    println!("COUNT integrity_aead_faults {faults}");
+    assert!(faults > 100, "{faults}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Records of freshness: the newest state is accepted after every power cut, and an older one is refused.
 
+use crate::sealed::{gcm, with_tags_of};
 use crate::support::{Numbers, fill, formatted, memory, open_options, tuple};
 use inlock_cipher::VolumeKey;
-use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
+use inlock_engine::store::{memory::MemoryStore, write_all};
+use inlock_engine::{BackingStore, Errno, Geometry};
 use inlock_integrity::{
-    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, JournalCipher, Layout, Mode, OpenOptions,
-    RecordedState, Stores, empties_journal, stored_section, tag_root,
+    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, IntegrityStore, JournalCipher, Layout, Mode,
+    OpenOptions, RecordedState, Stores, empties_journal, stored_section, tag_root,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -346,12 +348,20 @@ fn digest_of_a_commit_is_that_of_its_last_section() {
         };
         device.record_commits(push).unwrap();
         let entries = device.layout().journal.entries as u64;
-        assert!(device.layout().journal.sections > 8);
-        (0..3 * entries).for_each(|n| write(&device, n % 24, n as u8));
+        assert!(device.layout().journal.sections > 16);
+        let check = |number: usize| {
+            let (section, digest) = recorded.lock().unwrap().unwrap();
+            assert_eq!(commits.load(Ordering::Relaxed), number, "all in one commit");
+            assert_eq!(stored_section(&stores, &options, section).unwrap().unwrap().digest, digest, "{format:?}");
+        };
+        (0..2 * entries).for_each(|n| write(&device, n % 24, n as u8));
         device.flush().unwrap();
-        let (section, digest) = recorded.lock().unwrap().unwrap();
-        assert_eq!(commits.load(Ordering::Relaxed), 1, "all in one commit");
-        assert_eq!(stored_section(&stores, &options, section).unwrap().unwrap().digest, digest, "{format:?}");
+        check(1);
+        // Sections of a long write.
+        let store = IntegrityStore::sealed(Arc::new(device), with_tags_of(TAG, &gcm(), 512, 1)).unwrap();
+        write_all(&store, &vec![7; 24 * 512], 0).unwrap();
+        store.sync().unwrap();
+        check(2);
     }
 }
 

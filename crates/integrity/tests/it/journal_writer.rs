@@ -189,7 +189,7 @@ fn sections_of_several_threads_keep_the_order_of_their_writes() {
     }
 }
 
-/// A store whose first sync after `close_gate` waits until the gate is opened.
+/// A store whose syncs wait while the gate is closed.
 struct Gated {
     inner: Arc<MemoryStore>,
     closed: Mutex<bool>,
@@ -245,7 +245,10 @@ fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
         while !gated.waiting.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
-        // More than half of the journal, so that the thread waits to empty it.
+        // More than half of the journal, so that the thread waits to empty it, and not all.
+        let layout = device.layout().journal;
+        let entries = layout.entries as u64 * u64::from(layout.sections);
+        assert!((entries / 2 + layout.entries as u64..entries).contains(&BLOCKS), "{entries}");
         (0..BLOCKS).for_each(|n| device.write(3, &fill(3, n as u8, BLOCK), &[]).unwrap());
         std::thread::sleep(Duration::from_millis(50));
         device.write(2, &fill(2, 2, BLOCK), &[]).unwrap();

@@ -1,12 +1,12 @@
 //! Handshakes: dialects that work, and servers that lie, refuse or stall.
 
 use crate::fake::{After, FLAGS, Facts, Fake, SIZE, Style, block_info, contents, export, quick, reply};
-use inlock_engine::store::{read_all, write_all};
+use inlock_engine::store::{read_all, write_all, write_all_vectored};
 use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError};
 use inlock_tests::nbd::{magic, option, option_reply};
 use inlock_tests::report::count;
-use std::io::Write;
+use std::io::{IoSlice, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,19 @@ fn every_dialect_reads_writes_and_flushes() {
         assert!(!store.block_status(SIZE as u64 / 2, 4096).unwrap().hole);
         drop(store);
     }
+}
+
+/// A journal writes from many places of its memory: the server sees one request.
+#[test]
+fn parts_of_a_write_are_one_request() {
+    let fake = Fake::start(Facts::default());
+    let store = fake.open(&quick()).unwrap();
+    let bytes: Vec<u8> = (0..100_000_u32).map(|at| at as u8).collect();
+    let mut parts: Vec<_> = bytes.chunks(512).map(IoSlice::new).collect();
+    let before = fake.requests();
+    write_all_vectored(&store, &mut parts, 4096).unwrap();
+    assert_eq!(fake.requests(), before + 1);
+    assert!(fake.disk().cached[4096..4096 + bytes.len()] == bytes);
 }
 
 /// Exports whose length is no multiple of their blocks, or as long as the protocol allows: what is no whole block fails
