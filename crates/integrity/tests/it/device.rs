@@ -99,11 +99,23 @@ fn discarded_blocks_are_not_checked() {
         assert_eq!(device.discard(0, 8), Err(Errno::OPNOTSUPP));
         device.close().unwrap();
         open.allow_discards = true;
-        let device = IntegrityDevice::open(Stores::interleaved(store), open).unwrap();
+        let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open).unwrap();
         device.write(0, &[1; 512], &[]).unwrap();
         device.discard(0, 8).unwrap();
         device.read(0, &mut [0; 4096], &mut []).unwrap();
         assert!(device.read(8, &mut [0; 512], &mut []).is_err());
+        device.write(0, &[1; 8 * 512], &[]).unwrap();
+        device.discard(3, 2).unwrap();
+        device.discard(5, 100).unwrap();
+        device.close().unwrap();
+        // Nothing of the journal was copied over the mark of a discard.
+        let (layout, bytes) = (device.layout(), store.contents());
+        let is_discarded = |block: u64| {
+            let at = layout.tag_position(block).0 as usize;
+            bytes[at..at + layout.journal.tag_size].iter().all(|byte| *byte == 0xf6)
+        };
+        let discarded: Vec<u64> = (0..120).filter(|block| is_discarded(*block)).collect();
+        assert_eq!(discarded, (3..105).collect::<Vec<_>>(), "{mode:?}");
     }
 }
 

@@ -96,6 +96,21 @@ fn random_steps_match_a_model() {
     assert!(steps > 1000);
 }
 
+/// A write as long as a section of the journal does not go through the section that short writes share.
+#[test]
+fn long_write_makes_a_section_of_its_own() {
+    let format = FormatOptions { tag_size: Some(28), journal_sectors: Some(1024), ..FormatOptions::default() };
+    let image = memory(formatted(&format, 4 << 20, None).0);
+    let store = open(&image, Mode::Journal, aead(&gcm(), 512, 1));
+    let section = store.device().layout().journal.entries * 512;
+    let used = || store.device().metrics().journal_sections_used;
+    write_all(&store, &vec![1; section - 512], 0);
+    assert_eq!(used(), 0, "a place is given to a section when it is full");
+    write_all(&store, &vec![2; section], section as u64);
+    assert_eq!(used(), 1);
+    assert!(read_all(&store, section, section as u64).unwrap().iter().all(|byte| *byte == 2));
+}
+
 /// Returns the numbers of the units that cannot be read; checks that the others have `model`.
 fn unreadable(store: &IntegrityStore, model: &[u8], unit: usize) -> Vec<usize> {
     let readable = |at: &usize| match read_all(store, unit, (at * unit) as u64) {
