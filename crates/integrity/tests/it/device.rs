@@ -105,8 +105,10 @@ fn discarded_blocks_are_not_checked() {
         device.read(0, &mut [0; 4096], &mut []).unwrap();
         assert!(device.read(8, &mut [0; 512], &mut []).is_err());
         device.write(0, &[1; 8 * 512], &[]).unwrap();
-        device.discard(3, 2).unwrap();
+        // More blocks than the journal has, and fewer.
         device.discard(5, 100).unwrap();
+        device.write(0, &[1; 5 * 512], &[]).unwrap();
+        device.discard(3, 2).unwrap();
         device.close().unwrap();
         // Nothing of the journal was copied over the mark of a discard.
         let (layout, bytes) = (device.layout(), store.contents());
