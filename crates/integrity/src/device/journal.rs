@@ -21,7 +21,7 @@ const OWN_SECTIONS: usize = 8;
 ///
 /// From [`JournalCodec::stamp`] until [`JournalCodec::restore`] each sector of data ends with its commit id. The bytes
 /// that it displaces are in the entry, where [`JournalCodec::get`] finds them at any time. The writer shares the memory
-/// while it writes it, and nobody changes it then.
+/// while it writes it, when no thread changes it.
 type Image = Arc<Buffer>;
 
 /// A section of the journal that the caller fills, so that long writes need no copy.
@@ -38,7 +38,7 @@ impl OwnSection {
 
 /// Returns the bytes of an image for changes.
 fn bytes_mut(image: &mut Image) -> &mut [u8] {
-    Arc::get_mut(image).expect("only the writer shares it, and nobody changes it then").data_mut()
+    Arc::get_mut(image).expect("the writer alone shares it, and changes it before").data_mut()
 }
 
 pub(super) struct Journal {

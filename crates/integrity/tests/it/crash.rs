@@ -246,8 +246,8 @@ fn bitmap_survives_power_cuts() {
     assert!(states >= 2000, "{states} states");
 }
 
-/// Writes of an AEAD that are as long as a section of the journal, or longer, make sections of their own. Some blocks of
-/// theirs are in the section that short writes are filling at the time, too.
+/// Writes of an AEAD that are as long as a section of the journal, or longer, make sections of their own. Some of their
+/// blocks are in the section that short writes are filling at the time, too.
 #[test]
 fn sections_of_long_writes_survive_power_cuts() {
     const UNIT: usize = 512;

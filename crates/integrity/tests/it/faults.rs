@@ -107,7 +107,7 @@ fn nth_failure_of_a_store_loses_no_flushed_write() {
     assert!(faults > 150, "{faults}");
 }
 
-/// The same with an AEAD, short writes and writes of several sections of the journal, by two threads.
+/// Two threads write with an AEAD, blocks of the section that all share and whole sections of the journal.
 #[test]
 fn nth_failure_of_a_store_loses_no_flushed_write_of_an_aead() {
     const BLOCKS: u64 = 24;

@@ -224,7 +224,7 @@ impl BackingStore for Gated {
     }
 }
 
-/// A flush that is under way has taken its sections before, and one that makes room does not take the open section:
+/// A flush in flight has taken its sections before, and one that makes room does not take the open section:
 /// neither makes a write durable that was acknowledged meanwhile.
 #[test]
 fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {

@@ -1,4 +1,4 @@
-//! What is written of a journal: its sections, and then their blocks to their places.
+//! Writes of a journal: sections, and then their blocks to their places.
 
 use super::super::core::Core;
 use super::{Image, Journal, Section, State, bytes_mut};
