@@ -7,7 +7,7 @@ use super::tag_cache::TagCache;
 use crate::layout::Layout;
 use crate::stores::Stores;
 use inlock_engine::Errno;
-use inlock_engine::store::{read_all, write_all, write_all_vectored};
+use inlock_engine::store::{read_all, write_all_vectored};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -66,17 +66,16 @@ impl Core {
     }
 
     /// Writes blocks and changes their cached tags. The caller holds their locks exclusively.
-    pub(super) fn write(&self, first: u64, mut data: &[u8], tags: &[u8]) -> Result<(), Errno> {
-        let mut block = first;
-        self.metrics.count_stored(data.len() as u64);
+    pub(super) fn write(&self, mut block: u64, mut data: &[u8], mut tags: &[u8]) -> Result<(), Errno> {
         while !data.is_empty() {
-            let (at, run) = self.layout.data_position(block);
+            let run = self.layout.data_position(block).1;
             let count = run.min((data.len() / self.layout.block_len()) as u64);
             let (now, rest) = data.split_at(count as usize * self.layout.block_len());
-            write_all(&*self.stores.data, now, at)?;
-            (block, data) = (block + count, rest);
+            let (tags_now, tags_rest) = tags.split_at(count as usize * self.layout.journal.tag_size);
+            self.write_run(block, &mut [IoSlice::new(now)], tags_now)?;
+            (block, data, tags) = (block + count, rest, tags_rest);
         }
-        self.write_tags(first, tags)
+        Ok(())
     }
 
     /// Writes blocks that follow each other on the store, and changes their cached tags. The caller holds their locks
@@ -110,16 +109,15 @@ impl Core {
         self.note(data.and_then(|()| self.stores.metadata().sync()))
     }
 
+    /// Writes metadata.
+    pub(super) fn write_metadata(&self, bytes: &[u8], at: u64) -> Result<(), Errno> {
+        self.write_metadata_parts(&mut [IoSlice::new(bytes)], at)
+    }
+
     /// Writes parts of metadata one after the other.
     pub(super) fn write_metadata_parts(&self, parts: &mut [IoSlice<'_>], at: u64) -> Result<(), Errno> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.metrics.count_stored(len as u64);
         self.note(write_all_vectored(self.stores.metadata(), parts, at))
-    }
-
-    /// Writes metadata.
-    pub(super) fn write_metadata(&self, bytes: &[u8], at: u64) -> Result<(), Errno> {
-        self.metrics.count_stored(bytes.len() as u64);
-        self.note(write_all(self.stores.metadata(), bytes, at))
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 const MAX_RESIDENT: usize = 16 << 20;
 /// Sections that callers fill by themselves at most, in addition.
 const OWN_SECTIONS: usize = 8;
+
 /// Memory of a section. Its start, as that of each block of 4096 bytes in it, is aligned for direct I/O.
 ///
 /// From [`JournalCodec::stamp`] until [`JournalCodec::restore`] each sector of data ends with its commit id. The bytes
