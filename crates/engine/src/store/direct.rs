@@ -1,7 +1,7 @@
 //! Direct I/O on a block device, for callers whose memory and ranges are not aligned.
 
 use super::file::FileStore;
-use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile, gather};
 use crate::buffer::Buffer;
 use crate::errno::Errno;
 use std::io::IoSlice;
@@ -63,14 +63,7 @@ impl DirectStore {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let (start, before, len) = self.fit(offset, total);
         let blocks = (before + len).next_multiple_of(self.block_len);
-        let fill = |buffer: &mut [u8]| {
-            let mut at = before;
-            for part in parts {
-                let count = part.len().min(before + len - at);
-                buffer[at..at + count].copy_from_slice(&part[..count]);
-                at += count;
-            }
-        };
+        let fill = |buffer: &mut [u8]| gather(parts, &mut buffer[before..before + len]);
         self.with_buffer(|buffer| {
             let buffer = &mut buffer[..blocks];
             if blocks == len {

@@ -180,11 +180,20 @@ pub fn write_all_vectored(
 /// write takes less time than several short ones.
 pub fn gathered(parts: &[IoSlice<'_>], most: usize) -> Vec<u8> {
     let total: usize = parts.iter().map(|part| part.len()).sum();
-    let mut bytes = Vec::with_capacity(total.min(most));
-    for part in parts {
-        bytes.extend_from_slice(&part[..part.len().min(most - bytes.len())]);
-    }
+    let mut bytes = vec![0; total.min(most)];
+    gather(parts, &mut bytes);
     bytes
+}
+
+/// Copies `parts` one after the other to `into`, up to its end, and returns the number of bytes.
+pub fn gather(parts: &[IoSlice<'_>], into: &mut [u8]) -> usize {
+    let mut at = 0;
+    for part in parts {
+        let count = part.len().min(into.len() - at);
+        into[at..at + count].copy_from_slice(&part[..count]);
+        at += count;
+    }
+    at
 }
 
 /// Reads into `buffer.data()[range]` at byte `offset`, as [`BackingStore::read_at`].

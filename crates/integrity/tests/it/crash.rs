@@ -116,9 +116,7 @@ fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (
     }
     let log = store.log.lock().unwrap().clone();
     let (mut states, mut violations) = (0, 0);
-    for cut in 0..=log.len() {
-        let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
-        let allowed = allowed(&script, acknowledged);
+    for (cut, allowed) in each_cut(&log, &script) {
         for _ in 0..2 {
             let bytes = state(&before, &log, cut, &mut random);
             violations += violations_of(bytes, &allowed, &open_options(mode, format), external);
@@ -126,6 +124,14 @@ fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (
         }
     }
     (states, violations)
+}
+
+/// Returns the places where the power can fail, each with the values that each block may have then.
+fn each_cut(log: &[Step], script: &[Request]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> {
+    (0..=log.len()).map(|cut| {
+        let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
+        (cut, allowed(script, acknowledged))
+    })
 }
 
 fn write(device: &IntegrityDevice, block: u64, count: u64, value: u8, external: bool) {
@@ -298,9 +304,7 @@ fn sections_of_long_writes_survive_power_cuts() {
             script.push(request);
         }
         let log = recorder.log.lock().unwrap().clone();
-        for cut in 0..=log.len() {
-            let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
-            let allowed = allowed(&script, acknowledged);
+        for (cut, allowed) in each_cut(&log, &script) {
             let opened = open(memory(state(&before, &log, cut, &mut random)), format);
             for (block, values) in allowed.iter().enumerate() {
                 let mut data = vec![0; UNIT];

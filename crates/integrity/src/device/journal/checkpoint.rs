@@ -4,6 +4,7 @@ use super::super::core::Core;
 use super::{Image, Journal, Section, State, bytes_mut};
 use crate::digest::section_digest;
 use crate::journal_codec::JournalCodec;
+use inlock_engine::store::gather;
 use inlock_engine::{Buffer, Errno};
 use smallvec::SmallVec;
 use std::io::IoSlice;
@@ -243,13 +244,9 @@ impl Journal {
                 .map(|run| IoSlice::new(self.codec.blocks(image_of(run[0].1), run[0].2 as usize, run.len())))
                 .collect();
             if parts.len() > 1 && !is_page(layout.block_len()) {
-                let mut at = 0;
-                for part in &parts {
-                    gathered.data_mut()[at..at + part.len()].copy_from_slice(part);
-                    at += part.len();
-                }
+                let len = gather(&parts, gathered.data_mut());
                 parts.clear();
-                parts.push(IoSlice::new(&gathered.data()[..at]));
+                parts.push(IoSlice::new(&gathered.data()[..len]));
             }
             tags.clear();
             run.iter().for_each(|run| tags.extend_from_slice(self.codec.tag(image_of(run.1), run.2 as usize)));
