@@ -180,6 +180,11 @@ impl VerityStore {
         &self.layout
     }
 
+    /// Returns the options it was opened with.
+    pub fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
     /// Returns the error correction.
     pub fn fec(&self) -> Option<&Fec> {
         self.options.fec.as_ref()

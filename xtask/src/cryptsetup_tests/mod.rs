@@ -18,7 +18,7 @@ use script::Script;
 use trace::Trace;
 
 /// Scripts that test the command line on LUKS and plain volumes.
-const SCRIPTS: [&str; 19] = [
+const SCRIPTS: [&str; 22] = [
     "compat-args-test",
     "luks2-validation-test",
     "luks1-compat-test",
@@ -32,6 +32,9 @@ const SCRIPTS: [&str; 19] = [
     "discards-test",
     "align-test",
     "align-test2",
+    "luks2-integrity-test",
+    "integrity-compat-test",
+    "verity-compat-test",
     "loopaes-test",
     "luks2-reencryption-mangle-test",
     "luks2-reencryption-test",

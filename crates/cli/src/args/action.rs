@@ -74,6 +74,21 @@ pub(crate) fn option_outside<'a>(options: &'a Options, groups: &[&[&str]]) -> Op
     options.given.iter().map(String::as_str).find(is_outside)
 }
 
+/// Returns the command that an old name of integritysetup and veritysetup stands for. `create` has the name of the volume
+/// before its device.
+pub(crate) fn old_name(command: String, arguments: &mut Arguments) -> String {
+    match command.as_str() {
+        "create" => {
+            if let [name, device, ..] = arguments.0.as_mut_slice() {
+                std::mem::swap(name, device);
+            }
+            "open".to_owned()
+        }
+        "remove" => "close".to_owned(),
+        _ => command,
+    }
+}
+
 /// A checked command line, ready to run.
 pub(crate) struct Prepared {
     run: Box<dyn FnOnce() -> anyhow::Result<u8>>,

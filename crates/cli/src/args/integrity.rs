@@ -42,14 +42,15 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
     refuse_inline(options)?;
     let modes = [
         (options.integrity_bitmap_mode, Mode::Bitmap),
-        (options.integrity_no_journal, Mode::Direct),
+        // A bitmap is in the place of a journal: integritysetup takes both options.
+        (options.integrity_no_journal && !options.integrity_bitmap_mode, Mode::Direct),
         (options.integrity_recovery_mode, Mode::Recovery),
     ];
     let mut chosen = modes.iter().filter(|(given, _)| *given).map(|(_, mode)| *mode);
     let mode = chosen.next().unwrap_or(Mode::Journal);
     if chosen.next().is_some() {
         return Err(CliError::usage(
-            "Only one of --integrity-bitmap-mode, --integrity-no-journal and --integrity-recovery-mode is allowed.",
+            "--integrity-recovery-mode cannot be used with --integrity-bitmap-mode or --integrity-no-journal.",
         ));
     }
     let journal_options = [

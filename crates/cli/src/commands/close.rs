@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::running_key::check_header;
 use crate::args::action::{Action, Alias, NAME, Prepared};
+use crate::args::options::Options;
 use crate::control::claim::Claim;
 use crate::control::client::{Client, Found};
 use crate::control::name::Name;
@@ -25,26 +26,29 @@ pub(crate) const ACTION: Action = Action {
     arguments: &[NAME],
     options: &[&["deferred", "cancel-deferred", "force", "header", "disable-locks"]],
     about: "close an open or served volume when all writes are durable",
-    prepare: |options, mut arguments| {
-        let (name, deferred) = (arguments.name()?, options.deferred);
-        if deferred && options.cancel_deferred {
-            return Err(CliError::usage("Options --cancel-deferred and --deferred cannot be used at the same time."));
-        }
-        let (header, cancel, force) = (options.header, options.cancel_deferred, options.force);
-        if force && deferred {
-            return Err(CliError::usage("Options --force and --deferred cannot be used at the same time."));
-        }
-        Ok(Prepared::new(move || {
-            if header.is_some() {
-                check_header(&Client::of(&name)?.status()?.info, header.as_deref())?;
-            }
-            if cancel {
-                return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
-            }
-            if force { run_forced(&name) } else { run(&name, deferred) }
-        }))
-    },
+    prepare: |options, mut arguments| prepare(&options, arguments.name()?),
 };
+
+/// Checks the options, and returns what closes the volume.
+pub(super) fn prepare(options: &Options, name: Name) -> anyhow::Result<Prepared> {
+    let (deferred, cancel, force) = (options.deferred, options.cancel_deferred, options.force);
+    if deferred && cancel {
+        return Err(CliError::usage("Options --cancel-deferred and --deferred cannot be used at the same time."));
+    }
+    if force && deferred {
+        return Err(CliError::usage("Options --force and --deferred cannot be used at the same time."));
+    }
+    let header = options.header.clone();
+    Ok(Prepared::new(move || {
+        if header.is_some() {
+            check_header(&Client::of(&name)?.status()?.info, header.as_deref())?;
+        }
+        if cancel {
+            return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
+        }
+        if force { run_forced(&name) } else { run(&name, deferred) }
+    }))
+}
 
 /// Closes the volume; with `deferred`, as soon as it is no longer in use.
 pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {

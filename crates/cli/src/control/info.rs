@@ -262,8 +262,11 @@ impl fmt::Display for VolumeStatus {
             writeln!(f, "  skipped: {skipped} [512-byte units]")?;
         }
         let mode = if info.read_only { "readonly" } else { "read/write" };
-        writeln!(f, "  mode:    {mode}{}", if self.suspended { " (suspended)" } else { "" })?;
+        let recovery = self.integrity.as_ref().is_some_and(|integrity| integrity.is_in_recovery());
+        let recovery = if recovery { " recovery" } else { "" };
+        writeln!(f, "  mode:    {mode}{recovery}{}", if self.suspended { " (suspended)" } else { "" })?;
         let mut flags = info.table_flags.clone();
+        flags.extend(self.verity.iter().flat_map(VerityStatus::flags).map(str::to_owned));
         if info.allow_discards {
             flags.insert(0, "discards".to_owned());
         }

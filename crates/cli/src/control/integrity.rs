@@ -112,7 +112,16 @@ impl IntegrityStatus {
     /// Writes the tags as integritysetup does.
     pub(crate) fn write_hash(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  tag size: {} [bytes]", self.tag_size)?;
-        writeln!(f, "  integrity: {}", self.integrity)
+        // With its name in the kernel, as integritysetup shows it.
+        match self.integrity.strip_prefix("hmac-") {
+            Some(hash) => writeln!(f, "  integrity: hmac({hash})"),
+            None => writeln!(f, "  integrity: {}", self.integrity),
+        }
+    }
+
+    /// Whether blocks are read without looking at their tags.
+    pub(crate) fn is_in_recovery(&self) -> bool {
+        self.mode == "recovery"
     }
 
     /// Writes the integrity of a LUKS2 volume as cryptsetup does.
@@ -131,7 +140,11 @@ impl IntegrityStatus {
         }
         writeln!(f, "  interleave sectors: {}", self.interleave_sectors)?;
         writeln!(f, "  write mode: {}", self.mode)?;
-        writeln!(f, "  journal size: {} [bytes]", self.journal_size)
+        if self.mode == "journal" {
+            writeln!(f, "  journal size: {} [bytes]", self.journal_size)
+        } else {
+            writeln!(f, "  journal: not active")
+        }
     }
 
     /// Writes the counters.

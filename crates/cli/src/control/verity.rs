@@ -27,6 +27,12 @@ pub(crate) struct VerityStatus {
     /// Bytes of parity in a code word; none without error correction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fec_roots: Option<u32>,
+    /// Bad blocks are read as they are.
+    #[serde(default)]
+    pub ignore_corruption: bool,
+    /// Blocks whose digest is that of zeroes are not read.
+    #[serde(default)]
+    pub ignore_zero_blocks: bool,
 }
 
 impl VerityStatus {
@@ -44,7 +50,15 @@ impl VerityStatus {
             corrupted: counters.corrupted,
             repaired: counters.repaired,
             fec_roots: store.fec().map(|fec| fec.parameters().roots),
+            ignore_corruption: store.options().ignore_corruption,
+            ignore_zero_blocks: store.options().ignore_zero_blocks,
         }
+    }
+
+    /// Returns the words of its table for what happens on a fault.
+    pub(crate) fn flags(&self) -> impl Iterator<Item = &'static str> {
+        let flags = [(self.ignore_corruption, "ignore_corruption"), (self.ignore_zero_blocks, "ignore_zero_blocks")];
+        flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, word)| word)
     }
 
     /// Writes the lines that veritysetup has.

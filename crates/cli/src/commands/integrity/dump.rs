@@ -1,4 +1,4 @@
-//! `integrity dump`: prints the superblock, in the form of integritysetup.
+//! `integrity dump`: prints the superblock, in the form of integritysetup 2.8.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -46,20 +46,21 @@ pub(super) fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
         return print(format_args!("{value:#}\n"));
     }
     let mut text = String::new();
-    writeln!(text, "Info for integrity device {}.", path.display())?;
-    writeln!(text, "superblock_version {}", superblock.version)?;
-    writeln!(text, "log2_interleave_sectors {}", superblock.log2_interleave_sectors)?;
-    writeln!(text, "integrity_tag_size {}", superblock.tag_size)?;
-    writeln!(text, "journal_sections {}", superblock.journal_sections)?;
-    writeln!(text, "provided_data_sectors {}", superblock.provided_data_sectors)?;
-    writeln!(text, "sector_size {}", superblock.block_len())?;
+    let data_sectors = superblock.provided_data_sectors;
+    writeln!(text, "INTEGRITY header information for {}.", path.display())?;
+    writeln!(text, "version: {}", superblock.version)?;
+    writeln!(text, "tag size: {} [bytes]", superblock.tag_size)?;
+    writeln!(text, "sector size: {} [bytes]", superblock.block_len())?;
+    writeln!(text, "data size: {data_sectors} [512-byte units] ({} [bytes])", u128::from(data_sectors) * 512)?;
     if recalculating {
-        writeln!(text, "recalc_sector {}", superblock.recalc_sector)?;
+        writeln!(text, "recalculate sector: {}", superblock.recalc_sector)?;
     }
-    writeln!(text, "log2_blocks_per_bitmap {}", superblock.log2_blocks_per_bitmap_bit)?;
-    writeln!(text, "flags {}", flags.iter().map(|flag| format!("{flag} ")).collect::<String>())?;
+    writeln!(text, "journal sections: {}", superblock.journal_sections)?;
+    writeln!(text, "log2 interleave sectors: {}", superblock.log2_interleave_sectors)?;
+    writeln!(text, "log2 blocks per bitmap: {}", superblock.log2_blocks_per_bitmap_bit)?;
+    writeln!(text, "flags: {}", flags.iter().map(|flag| format!("{flag} ")).collect::<String>())?;
     if has_salt {
-        writeln!(text, "salt {salt}")?;
+        writeln!(text, "salt: {salt}")?;
     }
     print(text)
 }

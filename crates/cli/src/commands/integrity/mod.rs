@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status, wipe};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, option_outside};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, old_name, option_outside};
 use crate::args::integrity::{INTEGRITY, integrity_args};
 use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
@@ -22,7 +22,16 @@ pub(crate) const ACTION: Action = Action {
     name: "integrity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<name>]"],
-    options: &[INTEGRITY, REMOTE, FORMAT, FILL, RESIZE, ATTACH, serve::SERVE, &["json", "foreground", "deferred"]],
+    options: &[
+        INTEGRITY,
+        REMOTE,
+        FORMAT,
+        FILL,
+        RESIZE,
+        ATTACH,
+        serve::SERVE,
+        &["json", "foreground", "deferred", "cancel-deferred"],
+    ],
     about: "create, open, serve, dump a dm-integrity volume",
     prepare,
 };
@@ -43,7 +52,7 @@ fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]
         "resize" => &[INTEGRITY, REMOTE, RESIZE, FILL],
         "dump" => &[REMOTE, &["json"]],
         "status" => &[&["json"]],
-        "close" => &[&["deferred"]],
+        "close" => &[&["deferred", "cancel-deferred"]],
         other => {
             return Err(CliError::usage(format!(
                 "Command '{other}' is none of format, open, serve, dump, status, resize, close."
@@ -53,7 +62,7 @@ fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]
 }
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
-    let command = arguments.word()?;
+    let command = old_name(arguments.word()?, &mut arguments);
     let allowed = options_of(&command)?;
     if let Some(option) = option_outside(&options, allowed) {
         return Err(CliError::usage(format!("Option --{option} is not allowed with integrity {command}.")));
@@ -93,8 +102,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             Ok(Prepared::new(move || status::run(&name, None, json)))
         }
         _ => {
-            let (name, deferred) = (arguments.name()?, options.deferred);
-            Ok(Prepared::new(move || close::run(&name, deferred)))
+            let name = arguments.name()?;
+            close::prepare(&options, name)
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use super::open::OpenArgs;
 use super::{close, open, serve, status};
-use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, option_outside};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, old_name, option_outside};
 use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
@@ -21,13 +21,20 @@ pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<argument>...]"],
-    options: &[VERITY, REMOTE, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    options: &[
+        VERITY,
+        REMOTE,
+        ON_FAULT,
+        ATTACH,
+        serve::SERVE,
+        &["json", "foreground", "deferred", "cancel-deferred", "uuid", "shared"],
+    ],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
-    let command = arguments.word()?;
+    let command = old_name(arguments.word()?, &mut arguments);
     let allowed = options_of(&command)?;
     if let Some(option) = option_outside(&options, allowed) {
         return Err(CliError::usage(format!("Option --{option} is not allowed with verity {command}.")));
@@ -84,8 +91,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             Ok(Prepared::new(move || status::run(&name, None, json)))
         }
         _ => {
-            let (name, deferred) = (arguments.name()?, options.deferred);
-            Ok(Prepared::new(move || close::run(&name, deferred)))
+            let name = arguments.name()?;
+            close::prepare(&options, name)
         }
     }
 }
@@ -95,12 +102,13 @@ fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]
     Ok(match command {
         "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
         "verify" => &[VERITY, REMOTE, &["threads"]],
-        "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground"]],
+        // Devices of a volume that is only read may be shared anyway.
+        "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground", "shared"]],
         "serve" => &[VERITY, REMOTE, ON_FAULT, serve::SERVE],
         "table" => &[VERITY, REMOTE, ON_FAULT, &["json"]],
         "dump" => &[REMOTE, &["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
         "status" => &[&["json"]],
-        "close" => &[&["deferred"]],
+        "close" => &[&["deferred", "cancel-deferred"]],
         other => {
             return Err(CliError::usage(format!(
                 "Command '{other}' is none of format, verify, open, serve, dump, table, status, close."
