@@ -326,7 +326,7 @@ pub(crate) struct Options {
     /// The size of the data integrity key; in bits with luksFormat
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
     pub integrity_key_size: Option<u64>,
-    /// Tag size (per-sector)
+    /// Tag size (per-sector); a size below that of a keyed hash is needed at every use
     #[arg(long, value_name = "BYTES", help_heading = "Integrity")]
     pub tag_size: Option<u32>,
     /// Interleave sectors (default: 32768)

@@ -304,7 +304,8 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
     }
     info.flags.allow_discards = integrity.allow_discards;
     let (options, every) = (integrity.load()?, integrity.every);
-    let opening = IntegrityOpening { options, every, start: 0, freshness: None, line: None, direct: false };
+    let opening =
+        IntegrityOpening { options, every, start: 0, freshness: None, line: None, direct: false, is_of_header: false };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }
