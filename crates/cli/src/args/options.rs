@@ -202,6 +202,9 @@ pub(crate) struct Options {
     /// Allow an unencrypted segment (LUKS)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
     pub allow_linear_segment: bool,
+    /// Allow a superblock of dm-integrity behind a header without integrity protection (LUKS)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_integrity_superblock: bool,
     /// Refuse a volume with any other cipher
     #[arg(long, value_name = "SPEC[,SPEC]", value_parser = values::ciphers, help_heading = "Header policy")]
     pub require_cipher: Option<Ciphers>,

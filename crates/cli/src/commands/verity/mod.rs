@@ -21,7 +21,7 @@ pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<argument>...]"],
-    options: &[VERITY, REMOTE, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    options: &[VERITY, REMOTE, ON_FAULT, POLICY, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
@@ -90,14 +90,17 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     }
 }
 
+/// A policy, which pins the number of data blocks.
+const POLICY: &[&str] = &["policy"];
+
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
         "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
-        "verify" => &[VERITY, REMOTE, &["threads"]],
-        "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground"]],
-        "serve" => &[VERITY, REMOTE, ON_FAULT, serve::SERVE],
-        "table" => &[VERITY, REMOTE, ON_FAULT, &["json"]],
+        "verify" => &[VERITY, REMOTE, POLICY, &["threads"]],
+        "open" => &[VERITY, REMOTE, ON_FAULT, POLICY, ATTACH, &["foreground"]],
+        "serve" => &[VERITY, REMOTE, ON_FAULT, POLICY, serve::SERVE],
+        "table" => &[VERITY, REMOTE, ON_FAULT, POLICY, &["json"]],
         "dump" => &[REMOTE, &["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
         "status" => &[&["json"]],
         "close" => &[&["deferred"]],
