@@ -1,7 +1,7 @@
 //! Which blocks are verified, and what their tags say. The only place that decides it.
 //!
-//! Nobody signs the superblock, unless it has a MAC, and nobody signs the bitmap. With a key, neither may decide whether
-//! a block is verified, or how strongly: [`check_superblock`] refuses what would, unless an option allows it by name.
+//! The superblock is signed only if it has a MAC, and the bitmap never is. With a key, neither may decide whether a
+//! block is verified, or how strongly: [`check_superblock`] refuses what would, unless an option allows it by name.
 
 use crate::error::{IntegrityError, check};
 use crate::marks::Marks;
@@ -90,8 +90,8 @@ impl Verifier {
     }
 }
 
-/// Refuses a superblock that turns verification off or makes it weaker than the options say. [`Mode::Recovery`] verifies
-/// nothing anyway.
+/// Refuses a superblock that turns verification off or makes it weaker than the options say. [`Mode::Recovery`]
+/// verifies nothing anyway.
 pub(crate) fn check_superblock(options: &OpenOptions, superblock: &Superblock) -> Result<(), IntegrityError> {
     if options.mode == Mode::Recovery {
         return Ok(());
@@ -114,7 +114,7 @@ pub(crate) fn check_superblock(options: &OpenOptions, superblock: &Superblock) -
         return Ok(());
     }
     if is_dirty {
-        let reason = "the volume was not closed in bitmap mode, and tags with a key are not computed again from present \
+        let reason = "it was not closed in bitmap mode, and tags with a key are not computed again from present \
                       data, which others could have changed, without this option";
         return Err(IntegrityError::option("integrity-legacy-recalculate", reason));
     }
