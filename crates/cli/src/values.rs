@@ -3,6 +3,7 @@
 //! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB`
 //! in 1000.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -69,6 +70,10 @@ impl FromStr for AnyCipher {
     type Err = InvalidCipherSpec;
 
     fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
+        // `+` is in no other notation: `aes-gcm-random+aead`, `aes-xts-plain64+hmac-sha256`.
+        if let Some((cipher, integrity)) = text.rsplit_once('+') {
+            return AeadSpec::from_luks2(cipher, &integrity_in_header(integrity)).map(Self::Authenticated);
+        }
         let plain = text.parse().map(Self::Plain);
         plain.or_else(|error| text.parse().map(Self::Authenticated).map_err(|_| error))
     }
@@ -80,6 +85,14 @@ impl fmt::Display for AnyCipher {
             Self::Plain(spec) => spec.fmt(f),
             Self::Authenticated(spec) => spec.fmt(f),
         }
+    }
+}
+
+/// Returns the name that LUKS2 has for a value of `--integrity`: `hmac(sha256)` for `hmac-sha256`.
+pub(crate) fn integrity_in_header(name: &str) -> Cow<'_, str> {
+    match name.strip_prefix("hmac-") {
+        Some(hash) => format!("hmac({hash})").into(),
+        None => name.into(),
     }
 }
 

@@ -263,8 +263,9 @@ const WITH_CONFIG: &str = "config nbd control metrics insecure serialize-memory-
 /// Options of `serve` that are keys of a volume.
 const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header volume-key-file table read-only \
     allow-discards io threads engine engine-threshold holes cipher key-size hash sector-size iv-large-sectors \
-    spdk-tweak offset skip size device-size allow-null-cipher allow-null-iv allow-linear-segment require-cipher \
-    expect-uuid policy integrity-no-journal freshness freshness-accept freshness-tags";
+    spdk-tweak offset skip size device-size allow-null-cipher allow-null-iv allow-linear-segment \
+    allow-integrity-superblock require-cipher expect-uuid policy integrity-no-journal freshness \
+    freshness-accept freshness-tags";
 
 #[test]
 fn option_of_one_volume_is_refused_with_config() {

@@ -526,3 +526,130 @@ fn policy_of_the_guide_allows_the_defaults() {
     call_with(b"secret", ["luksFormat", "-q", &made].iter().chain(&costs)).works();
     call_with(b"secret", ["open", "--test-passphrase", &made, "--policy", &policy].iter()).works();
 }
+
+/// Actions that read or write the data, and the options `more`.
+fn each_use(dir: &Dir, image: &str, more: &[&str]) -> Vec<Ended> {
+    let all = each_action(dir, image, b"secret", more);
+    all.into_iter().skip(1).chain([in_the_background(dir, image, b"secret", more)]).collect()
+}
+
+#[test]
+fn integrity_that_was_removed_from_the_header_is_refused() {
+    let dir = Dir::new();
+    let image = dir.image("image", 24);
+    let words = ["luksFormat", "-q", "--cipher", "aes-gcm-random", "--integrity", "aead", "--sector-size", "4096"];
+    call_with(b"secret", words.into_iter().chain(FAST).chain([&*image])).works();
+    // Its own cipher has a name for policies.
+    for spec in ["aes-gcm-random+aead", "capi:gcm(aes)-random", "aes-xts-plain64,aes-gcm-random+aead"] {
+        each_use(&dir, &image, &["--require-cipher", spec])
+            .iter()
+            .for_each(|ended| assert_eq!(ended.code, 0, "{ended:?}"));
+    }
+    std::fs::remove_file(dir.path("out")).unwrap();
+    for spec in ["aes-xts-random+hmac-sha256", "aes-xts-plain64+hmac-sha256", "aes-ccm-random+aead"] {
+        is_refused(&dir, &image, &["--require-cipher", spec], 1, &["capi:gcm(aes)-random", "is required"]);
+    }
+    let policy = call(["policy", &image]);
+    assert!(policy.works().text().contains("capi:gcm(aes)-random"), "{}", policy.text());
+    let policy = dir.file("policy", b"cipher = [\"aes-gcm-random+aead\"]\n");
+    let before = std::fs::read(&image).unwrap();
+    change(&image, |json| {
+        let segment = json["segments"]["0"].as_object_mut().unwrap();
+        segment.remove("integrity").unwrap();
+        segment.insert("encryption".to_owned(), json!("aes-xts-plain64"));
+    });
+    let changed = std::fs::read(&image).unwrap();
+    assert!(changed != before);
+    for ended in each_use(&dir, &image, &[]) {
+        ended.fails(1, &["superblock of dm-integrity at byte 16777216", "--allow-integrity-superblock"]);
+    }
+    let doctor = call(["doctor", &image]);
+    doctor.fails(11, &[]);
+    assert!(doctor.text().contains("a superblock of dm-integrity is at byte 16777216"), "{}", doctor.text());
+    // Those who pin the cipher are told so, also if the superblock is gone.
+    is_refused(&dir, &image, &["--require-cipher", "aes-gcm-random+aead"], 1, &["aes-xts-plain64", "is required"]);
+    is_refused(&dir, &image, &["--policy", &policy], 1, &["aes-xts-plain64", "is required"]);
+    assert!(std::fs::read(&image).unwrap() == changed, "nothing was written");
+    let read = call_with(b"secret", ["export", "--allow-integrity-superblock", "--range", "0:4096", &image, "-"]);
+    assert_eq!(read.works().out.len(), 4096);
+    let allowed = dir.file("allowed", b"allow-integrity-superblock = true\n");
+    call_with(b"secret", ["export", "--policy", &allowed, "--range", "0:4096", &image, "-"]).works();
+}
+
+#[test]
+fn new_volume_in_the_place_of_one_with_integrity_opens() {
+    let dir = Dir::new();
+    let image = dir.image("image", 24);
+    let words = ["luksFormat", "-q", "--integrity", "hmac-sha256", "--integrity-no-wipe"];
+    call_with(b"secret", words.into_iter().chain(FAST).chain([&*image])).works();
+    assert_eq!(stored(&image, 16 << 20, 7), b"integrt");
+    call_with(b"secret", ["luksFormat", "-q"].into_iter().chain(FAST).chain([&*image])).works();
+    assert_eq!(stored(&image, 16 << 20, 7), [0; 7]);
+    each_use(&dir, &image, &[]).iter().for_each(|ended| assert_eq!(ended.code, 0, "{ended:?}"));
+    call(["doctor", &image]).works();
+}
+
+/// Changes of the segment, the integrity object in it, or the whole metadata.
+fn changes_of_a_segment() -> Vec<(&'static str, Value)> {
+    let ciphers = ["aes-xts-plain64", "aes-cbc-random", "aes-xts-random", "aes-gcm-random", "aes-ccm-random"];
+    let more = ["aegis128-random", "chacha20-random", "serpent-xts-random", "aes-cbc-essiv:sha256"];
+    let types = ["hmac(sha1)", "hmac(sha256)", "hmac(sha512)", "aead", "poly1305", "none", "", "cmac(aes)"];
+    let mut all: Vec<(&str, Value)> =
+        ciphers.into_iter().chain(more).map(|name| ("segments/0/encryption", json!(name))).collect();
+    all.extend(types.map(|name| ("segments/0/integrity/type", json!(name))));
+    all.extend([512, 1024, 2048, 4096].map(|size| ("segments/0/sector_size", json!(size))));
+    all.extend(["8", "1", "4096", "-8"].map(|tweak| ("segments/0/iv_tweak", json!(tweak))));
+    all.extend(["16773120", "16781312", "33554432"].map(|offset| ("segments/0/offset", json!(offset))));
+    all.extend(["65536", "4194304", "1099511627776"].map(|size| ("segments/0/size", json!(size))));
+    all.extend(["linear", "crypt"].map(|kind| ("segments/0/type", json!(kind))));
+    all.extend([16, 20, 32, 64].map(|len| ("segments/0/integrity/key_size", json!(len))));
+    all.extend(["journal_encryption", "journal_integrity"].map(|name| (name, json!("hmac(sha256)"))));
+    all.extend(["no-journal", "allow-discards"].map(|flag| ("config/flags", json!([flag]))));
+    all.push(("segments/0/integrity", Value::Null));
+    all
+}
+
+#[test]
+fn no_field_of_a_header_makes_a_sealed_unit_read_as_other_bytes() {
+    let (mut opened, mut refused) = (0, 0);
+    for (cipher, integrity) in [("aes-gcm-random", "aead"), ("aes-xts-random", "hmac-sha256")] {
+        let dir = Dir::new();
+        let image = dir.image("image", 24);
+        let words = ["luksFormat", "-q", "--cipher", cipher, "--integrity", integrity, "--sector-size", "4096"];
+        call_with(b"secret", words.into_iter().chain(FAST).chain([&*image])).works();
+        let data = harness::noise(65536);
+        let input = dir.file("input", &data);
+        call_with(b"secret", ["import", &input, &image]).works();
+        let spec = format!("{cipher}+{integrity}");
+        let export = |more: &[&str]| {
+            let words = ["export", "--range", "0:65536", &image, "-"];
+            call_with(b"secret", words.iter().chain(more))
+        };
+        assert!(export(&["--require-cipher", &spec]).works().out == data);
+        let whole = std::fs::read(&image).unwrap();
+        for (path, value) in changes_of_a_segment() {
+            change(&image, |json| {
+                let path =
+                    if path.starts_with("journal_") { format!("segments/0/integrity/{path}") } else { path.into() };
+                let (parent, name) = path.rsplit_once('/').unwrap();
+                let parent = json.pointer_mut(&format!("/{parent}")).unwrap().as_object_mut().unwrap();
+                match value {
+                    Value::Null => _ = parent.remove(name),
+                    _ => _ = parent.insert(name.to_owned(), value.clone()),
+                }
+            });
+            // A MAC is that of the ciphertext, whose cipher it does not know: with another one units read as noise.
+            let is_another_cipher = integrity != "aead" && path.ends_with("encryption");
+            let pinned = ["--require-cipher", &spec];
+            let ended = export(if is_another_cipher { &pinned } else { &[] });
+            assert!(ended.out.is_empty() || data.starts_with(&ended.out), "{cipher}: {path} is {value}");
+            if ended.code == 0 {
+                opened += 1
+            } else {
+                refused += 1
+            }
+            std::fs::write(&image, &whole).unwrap();
+        }
+    }
+    assert!(opened >= 6 && refused >= 40, "{opened} opened, {refused} refused");
+}

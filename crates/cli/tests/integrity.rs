@@ -6,6 +6,7 @@ mod superblock;
 
 use harness::control::Run;
 use harness::{Dir, call, have, inlock, newest, run};
+use inlock_integrity::{DeviceSizes, Layout, Superblock};
 use inlock_tests::report::count;
 use serde_json::Value;
 use std::fs;
@@ -353,4 +354,82 @@ fn wipe_of_a_volume_is_continued() {
         assert!(read.len() as u64 == blocks * 4096 && read.iter().all(|byte| *byte == 0));
     }
     call(["integrity", "open", &image, "x", "--resume-wipe"]).fails(1, &["Option --resume-wipe is not allowed"]);
+}
+
+/// Options of a volume whose tags have a key.
+fn hmac(dir: &Dir) -> Vec<String> {
+    let key = dir.file("key", &[7; 32]);
+    ["-I", "hmac-sha256", "--integrity-key-file", &key, "--integrity-key-size", "32"].map(str::to_owned).to_vec()
+}
+
+#[test]
+fn forged_block_with_the_filler_of_discards_is_not_read() {
+    if !have("nbdcopy") {
+        return;
+    }
+    for (mode, allows) in [("-B", false), ("-D", false), ("", false), ("", true)] {
+        let dir = Dir::new();
+        let (image, data, copy) = (dir.image("image", 4), dir.file("data", &[1; 512 * 8]), dir.name("copy"));
+        let mut options = hmac(&dir);
+        call(["integrity", "format", &image, "-q"].map(str::to_owned).into_iter().chain(options.clone())).works();
+        options.extend((!mode.is_empty()).then(|| mode.to_owned()));
+        serve(&image, &options, &format!("nbdcopy --flush {data} \"$uri\"")).works();
+        let mut bytes = fs::read(&image).unwrap();
+        let superblock = Superblock::decode(&bytes).unwrap();
+        let sizes = DeviceSizes { data: bytes.len() as u64 / 512, meta: None, start: 0 };
+        let layout = Layout::new(&superblock, &sizes).unwrap();
+        // The journal is not to be replayed over it.
+        let journal = layout.journal_at() as usize..layout.tags_at() as usize;
+        assert!(mode.is_empty() || !bytes[journal].windows(512).any(|sector| sector == [1; 512]));
+        let (block, tag) = (layout.data_position(3).0 as usize, layout.tag_position(3).0 as usize);
+        bytes[block..block + 512].fill(9);
+        bytes[tag..tag + layout.journal.tag_size].fill(0xf6);
+        fs::write(&image, &bytes).unwrap();
+        options.extend(allows.then(|| "--allow-discards".to_owned()));
+        // Read-only: nothing is replayed to its place.
+        options.extend(["--read-only".to_owned()].into_iter().filter(|_| !allows));
+        let read = serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}"));
+        let forged = fs::read(&copy).unwrap_or_default();
+        assert!(!forged.windows(512).any(|sector| sector == [9; 512]), "{mode}, {allows}");
+        if !mode.is_empty() {
+            assert_ne!(read.code, 0, "{mode}: {read:?}");
+        }
+    }
+}
+
+#[test]
+fn flag_of_the_superblock_does_not_turn_verification_off() {
+    for (flag, option) in [(4, "--integrity-legacy-recalculate"), (2, "--integrity-recalculate")] {
+        let dir = Dir::new();
+        let image = dir.image("image", 4);
+        let options = hmac(&dir);
+        call(["integrity", "format", &image, "-q"].map(str::to_owned).into_iter().chain(options.clone())).works();
+        serve(&image, &options, "true").works();
+        let mut bytes = fs::read(&image).unwrap();
+        bytes[24] |= flag;
+        fs::write(&image, &bytes).unwrap();
+        for mode in ["-B", "-D", "--read-only", ""] {
+            let options: Vec<_> =
+                options.iter().cloned().chain([mode.to_owned()]).filter(|word| !word.is_empty()).collect();
+            serve(&image, &options, "true").fails(1, &[option]);
+        }
+        assert!(fs::read(&image).unwrap() == bytes, "nothing was written");
+        let legacy: Vec<_> = options.iter().cloned().chain(["--integrity-legacy-recalculate".to_owned()]).collect();
+        serve(&image, &legacy, "true").works();
+    }
+}
+
+#[test]
+fn tags_shorter_than_the_hash_are_asked_for_by_name() {
+    let dir = Dir::new();
+    let image = dir.image("image", 4);
+    let options = hmac(&dir);
+    let with = |size: &str| [&options[..], &["--tag-size".to_owned(), size.to_owned()]].concat();
+    call(["integrity", "format", &image, "-q"].map(str::to_owned).into_iter().chain(with("1"))).works();
+    serve(&image, &options, "true").fails(1, &["--tag-size", "shorter tags than the hash"]);
+    serve(&image, &with("2"), "true").fails(1, &["--tag-size", "the superblock has another one"]);
+    serve(&image, &with("1"), "true").works();
+    let line = ["integrity", "resize", &image, "--size", "2048"].map(str::to_owned);
+    call(line.clone().into_iter().chain(options.clone())).fails(1, &["--tag-size"]);
+    call(line.into_iter().chain(with("1"))).works();
 }

@@ -642,3 +642,33 @@ fn waits_for_remote_parity_are_limited() {
     let refused = call(["serve", "--type", "raw", "--read-only", &fec, "--run", &inner]);
     refused.fails(1, &["Device nbd+unix:", "is not on this host", "or open it with --table"]);
 }
+
+/// The superblock is not hashed: with one data block the root is the hash of that block, here the one of the tree.
+#[test]
+fn policy_pins_the_number_of_data_blocks() {
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 40 * 4096);
+    let pinned = dir.file("pinned", b"data-blocks = 40\n");
+    let with = |more: &[&str]| {
+        let verify = [&["verity", "verify", &data, &hash, &root], more].concat();
+        let serve = [&["verity", "serve", &data, &hash, &root, "--run", "true"], more].concat();
+        let table = [&["verity", "table", &data, &hash, &root], more].concat();
+        [verify, serve, table].map(call)
+    };
+    with(&["--policy", &pinned]).iter().for_each(|ended| assert_eq!(ended.code, 0, "{ended:?}"));
+    let (mut device, mut tree) = (fs::read(&data).unwrap(), fs::read(&hash).unwrap());
+    device[..4096].copy_from_slice(&tree[4096..8192]);
+    tree[72..80].copy_from_slice(&1u64.to_le_bytes());
+    fs::write(&data, device).unwrap();
+    fs::write(&hash, tree).unwrap();
+    // As for veritysetup, a block of the tree is verified data.
+    call(["verity", "serve", &data, &hash, &root, "--run", "true"]).works();
+    for ended in with(&["--policy", &pinned]).iter().chain(&with(&["--data-blocks", "40"])) {
+        ended.fails(1, &["Option --data-blocks is not that of the superblock"]);
+    }
+    let twice = ["--policy", &pinned, "--data-blocks", "40"];
+    with(&twice).iter().for_each(|ended| ended.fails(1, &["--data-blocks is not allowed with a policy"]));
+    let other = dir.file("other", b"data-blocks = 40\ncipher = [\"aes-xts-plain64\"]\n");
+    with(&["--policy", &other]).iter().for_each(|ended| ended.fails(1, &["has the key data-blocks and no other"]));
+    call(["export", "--policy", &pinned, &data, "-"]).fails(1, &["is allowed with dm-verity devices only"]);
+}

@@ -28,6 +28,7 @@ mod store;
 mod stores;
 mod superblock;
 mod tags;
+mod verify;
 
 pub use device::{IntegrityDevice, JournalWriter, MetricsSnapshot, Mismatch, ReadError};
 pub use digest::{Digest, digest};

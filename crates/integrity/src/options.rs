@@ -6,6 +6,7 @@ use crate::layout::Layout;
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
 use crate::tags::TagHash;
+use crate::verify::check_superblock;
 use std::sync::Arc;
 
 /// Way in which data and tags are kept together.
@@ -32,17 +33,19 @@ pub struct OpenOptions {
     pub journal_mac: Option<Arc<TagHash>>,
     /// Cipher of the journal.
     pub journal_cipher: Option<Arc<JournalCipher>>,
-    /// Expected bytes of a tag.
+    /// Expected bytes of a tag. `None`: those that the superblock has; with a key not less than the hash has.
     pub tag_size: Option<usize>,
     /// Expected bytes of a block.
     pub block_len: Option<usize>,
     /// Sectors for each bit of the bitmap, if the volume has no bitmap in use.
     pub sectors_per_bit: Option<u32>,
-    /// Whether discards are allowed.
+    /// Whether discards are allowed. Blocks that others have marked as discarded read as zeroes if the hash has a key,
+    /// otherwise as they are; without discards they do not match their tags.
     pub allow_discards: bool,
     /// Whether all tags are to be computed from the present data.
     pub recalculate: bool,
-    /// Whether tags with a key may be computed from present data although an attacker could have changed them.
+    /// Whether tags with a key may be computed from present data although an attacker could have changed them: of all
+    /// blocks, if the superblock has no MAC, or of the regions of a bitmap.
     pub legacy_recalculate: bool,
     /// Whether the volume is read-only.
     pub read_only: bool,
@@ -85,14 +88,8 @@ impl OpenOptions {
         require(self.mode != Mode::Bitmap || internal, "mode", "a bitmap needs an internal hash")?;
         require(!self.allow_discards || internal, "allow-discards", "discards need an internal hash")?;
         require(!self.recalculate || internal, "integrity-recalculate", "there is no internal hash")?;
-        let recalculates = self.recalculate || sb.is_recalculating();
-        // An attacker could change a block and get a valid tag for it, unless a MAC protects the superblock.
-        let is_keyed = self.internal_hash.as_ref().is_some_and(|hash| hash.algorithm().is_keyed());
-        let protected = has_mac && sb.flags.has(Flags::FIXED_HMAC) || self.legacy_recalculate || !is_keyed;
-        let reason = "tags with a key are computed again only if the superblock has a MAC";
-        require(!recalculates || protected || recovery, "integrity-recalculate", reason)?;
         require(self.sectors_per_bit != Some(0), "bitmap-sectors-per-bit", "it is at least 1")?;
-        Ok(())
+        check_superblock(self, sb)
     }
 }
 

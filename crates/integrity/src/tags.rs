@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 pub const SALT_LEN: usize = 16;
 /// Length of the longest tag in bytes.
 pub const MAX_TAG_LEN: usize = 255;
-/// Each byte of the tag of a discarded block. Such a block is not checked.
+/// Each byte of the tag of a discarded block. Such a block is not checked if discards are allowed.
 pub const DISCARD_FILLER: u8 = 0xf6;
 
 /// Hash of tags or MACs.
@@ -243,13 +243,8 @@ impl Tagger {
         tag[len..self.tag_size].fill(0);
     }
 
-    /// Whether a block matches its tag, or is discarded.
-    pub fn is_valid(&self, sector: u64, block: &[u8], tag: &[u8]) -> bool {
-        self.is_tag_of(sector, block, tag) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
-    }
-
     /// Whether this is the tag of `block`.
-    pub(crate) fn is_tag_of(&self, sector: u64, block: &[u8], tag: &[u8]) -> bool {
+    pub fn is_tag_of(&self, sector: u64, block: &[u8], tag: &[u8]) -> bool {
         let mut expected = [0; MAX_TAG_LEN];
         let expected = &mut expected[..self.tag_size];
         self.tag(sector, block, expected);
@@ -318,15 +313,6 @@ mod tests {
         assert_ne!(tag(None, 32, 8), whole);
         let salted: Vec<u8> = [3; 16].into_iter().chain(message).collect();
         assert_eq!(hex(&tag(Some([3; 16]), 32, 7)), digest("sha256", b"", &salted));
-    }
-
-    #[test]
-    fn only_a_whole_filler_is_a_discarded_block() {
-        let tagger = Tagger::new(Arc::new(TagHash::new(TagAlgorithm::Crc32c, b"").unwrap()), None, 4);
-        let mut tag = [DISCARD_FILLER; 4];
-        assert!(tagger.is_valid(0, &[9; 512], &tag));
-        tag[3] ^= 1;
-        assert!(!tagger.is_valid(0, &[9; 512], &tag));
     }
 
     #[test]

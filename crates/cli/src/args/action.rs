@@ -236,8 +236,15 @@ pub(crate) const PLAIN: &[&str] = &[
     "device-size",
 ];
 /// Header policy.
-pub(crate) const POLICY: &[&str] =
-    &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid", "policy"];
+pub(crate) const POLICY: &[&str] = &[
+    "allow-null-cipher",
+    "allow-null-iv",
+    "allow-linear-segment",
+    "allow-integrity-superblock",
+    "require-cipher",
+    "expect-uuid",
+    "policy",
+];
 /// Copying.
 pub(crate) const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
 /// Key derivation.

@@ -202,6 +202,9 @@ pub(crate) struct Options {
     /// Allow an unencrypted segment (LUKS)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
     pub allow_linear_segment: bool,
+    /// Allow a superblock of dm-integrity behind a header without integrity protection (LUKS)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_integrity_superblock: bool,
     /// Refuse a volume with any other cipher
     #[arg(long, value_name = "SPEC[,SPEC]", value_parser = values::ciphers, help_heading = "Header policy")]
     pub require_cipher: Option<Ciphers>,
@@ -326,7 +329,7 @@ pub(crate) struct Options {
     /// The size of the data integrity key; in bits with luksFormat
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
     pub integrity_key_size: Option<u64>,
-    /// Tag size (per-sector)
+    /// Tag size (per-sector); a size below that of a keyed hash is needed at every use
     #[arg(long, value_name = "BYTES", help_heading = "Integrity")]
     pub tag_size: Option<u32>,
     /// Interleave sectors (default: 32768)

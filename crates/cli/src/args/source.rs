@@ -279,6 +279,10 @@ pub(crate) fn policy_of(options: &Options) -> anyhow::Result<HeaderPolicy> {
     policy.allow_null_cipher |= options.allow_null_cipher;
     policy.allow_null_iv |= options.allow_null_iv;
     policy.allow_linear_segment |= options.allow_linear_segment;
+    policy.allow_integrity_superblock |= options.allow_integrity_superblock;
+    if policy.data_blocks.is_some() {
+        return Err(CliError::usage("A policy with data-blocks is allowed with dm-verity devices only."));
+    }
     match &options.require_cipher {
         Some(_) if !policy.required_ciphers.is_empty() || !policy.required_aeads.is_empty() => {
             return twice("require-cipher", "cipher");

@@ -1,12 +1,14 @@
 //! Conversion of the options of dm-verity devices. Names, defaults and rules are veritysetup's.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use inlock_verity::{HashType, MAX_SALT_LEN, hash_named};
+use inlock_volume::HeaderPolicy;
 
 use super::action::Arguments;
 use super::options::Options;
 use crate::error::CliError;
+use crate::volume::policy_file;
 use crate::volume::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
 
 /// Options of reading corrupted blocks and zeroes.
@@ -39,6 +41,10 @@ pub(crate) fn verity_args(
     arguments: &mut Arguments,
 ) -> anyhow::Result<VerityArgs> {
     refuse(options)?;
+    let mut given = given(options)?;
+    if let Some(path) = &options.policy {
+        given.data_blocks = data_blocks_of(path, given.data_blocks)?;
+    }
     let root_hash = match (arguments.optional(), &options.root_hash_file) {
         (Some(digits), None) => RootHash::Digits(digits.to_string_lossy().into_owned()),
         (None, Some(path)) => RootHash::File(path.clone()),
@@ -52,13 +58,27 @@ pub(crate) fn verity_args(
     Ok(VerityArgs {
         hash_device,
         hash_offset: hash_offset(options)?,
-        given: given(options)?,
+        given,
         no_superblock: options.no_superblock,
         root_hash,
         ignore_corruption: options.ignore_corruption,
         ignore_zero_blocks: options.ignore_zero_blocks,
         fec: fec(options)?,
     })
+}
+
+/// Returns the number of data blocks that a policy pins. Its other keys are for encrypted volumes.
+fn data_blocks_of(path: &Path, given: Option<u64>) -> anyhow::Result<Option<u64>> {
+    let policy = policy_file::read(path)?;
+    let mut only = HeaderPolicy::default();
+    only.data_blocks = policy.data_blocks;
+    if policy != only {
+        return Err(CliError::usage("A policy of a dm-verity device has the key data-blocks and no other."));
+    }
+    if given.is_some() && policy.data_blocks.is_some() {
+        return Err(CliError::usage("Option --data-blocks is not allowed with a policy that has data-blocks."));
+    }
+    Ok(policy.data_blocks.or(given))
 }
 
 /// Converts the offset of the superblock or tree.

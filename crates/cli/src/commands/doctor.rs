@@ -16,6 +16,7 @@ use crate::volume::device::{Device, OpenMode};
 use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::DeviceHeader;
+use crate::volume::removed_integrity;
 use std::path::PathBuf;
 
 pub(crate) const ACTION: Action = Action {
@@ -119,15 +120,13 @@ struct Advice {
 
 fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
-    let data_len = match &args.header {
-        Some(_) => Device::open(&args.image, OpenMode::Read)?.len,
-        None => device.len,
-    };
+    let data = args.header.as_ref().map(|_| Device::open(&args.image, OpenMode::Read)).transpose()?;
+    let data = data.as_ref().unwrap_or(&device);
     let header = device.header()?;
     let location = if args.header.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
     let report = {
         let _lock = lock::header(&device, Mode::Shared)?;
-        examine(&device, &header, location, data_len)?
+        examine(&device, &header, location, data)?
     };
     let mut report = report;
     if args.scan || report.health >= Health::Unusable {
@@ -142,7 +141,7 @@ fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 }
 
 /// Examines the header at the start of the device.
-fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, data_len: u64) -> anyhow::Result<Report> {
+fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, data: &Device) -> anyhow::Result<Report> {
     let mut report = Report {
         device: device.path.clone(),
         length: device.len,
@@ -155,7 +154,7 @@ fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, dat
     let path = quoted(&device.path);
     let repairs = RepairPlan::new(header).map(|plan| plan.repairs().to_vec()).unwrap_or_default();
     match Volume::load(header) {
-        Ok(volume) => of_volume(&volume, header, location, data_len, &mut report)?,
+        Ok(volume) => of_volume(&volume, header, location, data, &mut report)?,
         Err(LoadError::NotLuks) if is_encrypted_clone(header) => {
             report.health = Health::Unusable;
             report.error = Some(format!("the device is {ENCRYPTED_CLONE}"));
@@ -194,7 +193,7 @@ fn of_volume(
     volume: &Volume,
     header: &DeviceHeader,
     location: HeaderLocation,
-    data_len: u64,
+    data: &Device,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let keyslots: Vec<Keyslot> = volume
@@ -210,7 +209,7 @@ fn of_volume(
             report.advise("Finish or undo the operation in the header with cryptsetup.", None);
         }
     }
-    if let Err(error) = volume.check_data_device(location, data_len) {
+    if let Err(error) = volume.check_data_device(location, data.len) {
         problems.push(error.to_string());
         report.health = Health::Unusable;
         match volume.data_offset() {
@@ -219,6 +218,17 @@ fn of_volume(
         }
     }
     let path = quoted(&report.device);
+    if let Some(offset) = removed_integrity::found(volume, data)? {
+        problems.push(format!(
+            "a superblock of dm-integrity is at byte {offset}, but the header has no integrity protection"
+        ));
+        report.health = Health::Unusable;
+        report.advise(
+            "The header may have been changed: restore it from a backup. If the volume was formatted anew without \
+             integrity protection, open it with --allow-integrity-superblock.",
+            Some(format!("inlock luksHeaderRestore {path} --header-backup-file BACKUP")),
+        );
+    }
     if !keyslots.iter().any(|slot| slot.can_work) {
         report.health = Health::Unusable;
         report.advise(

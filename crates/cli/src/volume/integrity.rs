@@ -15,6 +15,7 @@ use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
     IntegrityDevice, IntegrityError, IntegrityStore, JournalWriter, Mismatch, Mode, OpenOptions, Sealing, Stores,
+    Superblock,
 };
 use inlock_volume::AuthenticatedSegment;
 
@@ -86,6 +87,8 @@ pub(crate) struct IntegrityOpening {
     pub line: Option<RunningLine>,
     /// Use direct I/O on the block devices.
     pub direct: bool,
+    /// Whether the header of LUKS2 says what blocks and tags are.
+    pub is_of_header: bool,
 }
 
 impl IntegrityOpening {
@@ -96,19 +99,25 @@ impl IntegrityOpening {
         freshness: Option<FreshnessCheck>,
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
-        let (options, start) = (OpenOptions::new(mode), segment.data_offset.0);
-        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None, direct: false }
+        let (tag_size, block_len) = (Some(segment.spec.metadata_len()), Some(segment.unit.bytes()));
+        let (options, start) = (OpenOptions { tag_size, block_len, ..OpenOptions::new(mode) }, segment.data_offset.0);
+        Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None, direct: false, is_of_header: true }
     }
 
     /// Opens the volume below a segment, after a comparison with its freshness file.
     pub(super) fn open_fresh(
         mut self,
+        segment: &AuthenticatedSegment,
         metadata: &Device,
         data: Option<&Device>,
         key: &VolumeKey,
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
+        if self.is_of_header {
+            let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
+            check_fits(segment, &stores, metadata)?;
+        }
         let file = match self.freshness.take() {
             Some(check) => {
                 let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
@@ -250,23 +259,34 @@ impl MaintainedIntegrity {
         let layout = self.device.layout();
         let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), layout.journal.tag_size);
         let store = sealing.ok().and_then(|sealing| IntegrityStore::sealed(Arc::clone(&self.device), sealing).ok());
-        let store = store.ok_or_else(|| {
-            CliError::refused(
-                format!(
-                    "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of \
-                     dm-integrity has blocks of {} bytes and tags of {} bytes.",
-                    self.path.display(),
-                    segment.spec,
-                    segment.unit.bytes(),
-                    segment.spec.metadata_len(),
-                    layout.block_len(),
-                    layout.journal.tag_size
-                ),
-                "the header belongs to another image, or one of the two was changed",
-            )
-        })?;
+        let store = store.ok_or_else(|| misfit(&segment, layout.block_len(), layout.journal.tag_size, &self.path))?;
         Ok(Arc::new(store))
     }
+}
+
+/// Refuses a volume of dm-integrity with other blocks or tags than the header of LUKS2 says, before its journal is
+/// replayed.
+pub(super) fn check_fits(segment: &AuthenticatedSegment, stores: &Stores, metadata: &Device) -> anyhow::Result<()> {
+    let (superblock, _) = Superblock::read(stores).map_err(cannot_use(&metadata.path))?;
+    let (block_len, tag_size) = (superblock.block_len(), usize::from(superblock.tag_size));
+    if (block_len, tag_size) == (segment.unit.bytes(), segment.spec.metadata_len()) {
+        return Ok(());
+    }
+    Err(misfit(segment, block_len, tag_size, &metadata.path))
+}
+
+fn misfit(segment: &AuthenticatedSegment, block_len: usize, tag_size: usize, path: &Path) -> anyhow::Error {
+    CliError::refused(
+        format!(
+            "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of \
+             dm-integrity has blocks of {block_len} bytes and tags of {tag_size} bytes.",
+            path.display(),
+            segment.spec,
+            segment.unit.bytes(),
+            segment.spec.metadata_len(),
+        ),
+        "the header belongs to another image, or one of the two was changed",
+    )
 }
 
 /// Threads for the calls of a volume on devices that requests wait for, and most threads of others.

@@ -22,6 +22,8 @@ pub(crate) struct IntegrityArgs {
     pub journal_cipher: Option<JournalCipherArgs>,
     /// Time between two commits of the journal, or two flushes of the bitmap.
     pub every: Duration,
+    /// Bytes of a tag. `None`: those of the superblock, with a key not less than the hash has.
+    pub tag_size: Option<usize>,
     pub sectors_per_bit: Option<u32>,
     pub allow_discards: bool,
     pub recalculate: bool,
@@ -80,6 +82,7 @@ impl IntegrityArgs {
         options.internal_hash = Some(self.hash.load()?);
         options.journal_mac = self.journal_mac.as_ref().map(HashArgs::load).transpose()?;
         options.journal_cipher = self.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
+        options.tag_size = self.tag_size;
         options.sectors_per_bit = self.sectors_per_bit;
         options.allow_discards = self.allow_discards;
         options.recalculate = self.recalculate;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::device::Device;
-use super::integrity::{IntegrityOpening, cannot_use, stores};
+use super::integrity::{IntegrityOpening, cannot_use, check_fits, stores};
 use super::integrity_line::{DEFAULT_COMMIT_TIME, MODES, RunningLine, arguments, mode_in_table};
 use crate::error::CliError;
 
@@ -71,7 +71,7 @@ pub(super) fn opening(
     let every = interval.map_or(DEFAULT_COMMIT_TIME, Duration::from_millis);
     let running = RunningLine::of_table(line, metadata, data)?;
     let (start, line) = (line.offset, Some(running));
-    Ok(IntegrityOpening { options, every, start, freshness: None, line, direct: false })
+    Ok(IntegrityOpening { options, every, start, freshness: None, line, direct: false, is_of_header: false })
 }
 
 /// Returns the error of a line that its volume does not agree with.
@@ -106,6 +106,7 @@ pub(super) fn of_volume(
     flags: CryptOptions,
 ) -> anyhow::Result<IntegrityTable> {
     let stores = Stores { start: opening.start, ..stores(data, None, IoMode::Sync, true)? };
+    check_fits(&segment, &stores, data)?;
     let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
     let mode = mode_in_table(opening.options.mode)?;
     let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);

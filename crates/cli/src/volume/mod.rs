@@ -21,6 +21,7 @@ pub(crate) mod open;
 pub(crate) mod policy_file;
 pub(crate) mod reload;
 pub(crate) mod remote;
+pub(crate) mod removed_integrity;
 pub(crate) mod secret;
 pub(crate) mod source;
 pub(crate) mod table;

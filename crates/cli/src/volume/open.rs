@@ -22,6 +22,7 @@ use super::key_check::KeyCheck;
 use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
 use super::remote;
+use super::removed_integrity;
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, Luks, NoJournal, SourceArgs, VolumeType};
 use super::table::{self, Devices};
@@ -180,6 +181,7 @@ fn unlock_luks(
     header.check(&args.policy)?;
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
+    removed_integrity::check(&header.volume, data, &args.policy)?;
     let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
     if is_authenticated && data.zones.is_some() {
         return Err(CliError::refused(
@@ -304,7 +306,8 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
     }
     info.flags.allow_discards = integrity.allow_discards;
     let (options, every) = (integrity.load()?, integrity.every);
-    let opening = IntegrityOpening { options, every, start: 0, freshness: None, line: None, direct: false };
+    let opening =
+        IntegrityOpening { options, every, start: 0, freshness: None, line: None, direct: false, is_of_header: false };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }

@@ -41,6 +41,11 @@ struct PolicyFile {
     allow_null_iv: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     allow_linear_segment: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    allow_integrity_superblock: bool,
+    /// Of a dm-verity device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_blocks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pbkdf: Option<Pbkdf>,
 }
@@ -183,6 +188,8 @@ impl PolicyFile {
         policy.allow_null_cipher = self.allow_null_cipher;
         policy.allow_null_iv = self.allow_null_iv;
         policy.allow_linear_segment = self.allow_linear_segment;
+        policy.allow_integrity_superblock = self.allow_integrity_superblock;
+        policy.data_blocks = self.data_blocks;
         let Some(pbkdf) = self.pbkdf else { return Ok(policy) };
         if let Some(own) = pbkdf.pbkdf2 {
             let mut rule = KdfRule::any(KdfKind::Pbkdf2);
@@ -233,6 +240,8 @@ impl PolicyFile {
             allow_null_cipher: policy.allow_null_cipher,
             allow_null_iv: policy.allow_null_iv,
             allow_linear_segment: policy.allow_linear_segment,
+            allow_integrity_superblock: policy.allow_integrity_superblock,
+            data_blocks: policy.data_blocks,
             pbkdf: (!policy.kdfs.is_empty()).then(|| Pbkdf {
                 pbkdf2,
                 argon2i: argon2(KdfKind::Argon2i),
@@ -278,10 +287,12 @@ mod tests {
         let text = format!(
             r#"uuid = "a\"\u001bb"
 header-digest = "{digest}"
-cipher = ["aes-xts-plain64", "capi:cbc(aes)-essiv:sha256"]
+cipher = ["aes-xts-plain64", "capi:cbc(aes)-essiv:sha256", "aes-gcm-random+aead"]
 key-size = [256, 512]
 sector-size = [512, 4096]
 allow-null-iv = true
+allow-integrity-superblock = true
+data-blocks = 65536
 
 [pbkdf.pbkdf2]
 hash = ["sha256", "sha512"]
@@ -295,7 +306,9 @@ max-parallel = 4
         let policy = parse(&text).unwrap();
         assert_eq!(policy.expected_uuid.as_deref(), Some("a\"\u{1b}b"));
         assert_eq!((policy.key_lens.as_slice(), policy.units.len()), (&[32, 64][..], 2));
+        assert_eq!(policy.required_aeads[0].to_string(), "capi:gcm(aes)-random");
         assert_eq!(policy.required_ciphers[1].to_string(), "aes-cbc-essiv:sha256");
+        assert!(policy.allow_integrity_superblock && policy.data_blocks == Some(65536));
         assert!(policy.allow_null_iv && !policy.allow_null_cipher && !policy.allow_linear_segment);
         assert_eq!(policy.kdfs.len(), 2);
         assert_eq!(policy.kdfs[1].memory_kib, 65536..=1048576);

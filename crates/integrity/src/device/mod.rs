@@ -24,11 +24,11 @@ use self::core::Core;
 use crate::digest::Digest;
 use crate::format::clear_journal;
 use crate::layout::Layout;
-use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions};
 use crate::scratch::{Scratch, ScratchPool, bytes_of};
 use crate::superblock::{Flags, Superblock};
 use crate::tags::{DISCARD_FILLER, Tagger};
+use crate::verify::{Verdict, Verifier};
 use bitmap::Bitmap;
 use inlock_engine::Errno;
 use journal::{Journal, OwnSection, Part};
@@ -44,9 +44,8 @@ use stored_journal::StoredJournal;
 pub struct IntegrityDevice {
     core: Core,
     options: OpenOptions,
-    tagger: Option<Tagger>,
-    /// Marks among the tags that are computed here, if these have a key.
-    marks: Option<Marks>,
+    /// `None`: the tags are the caller's.
+    verifier: Option<Verifier>,
     journal: Option<Journal>,
     /// The journal of a volume that is open read-only.
     stored_journal: Option<StoredJournal>,
@@ -98,7 +97,7 @@ impl IntegrityDevice {
 
     /// Whether the tags are computed here.
     pub fn has_internal_tags(&self) -> bool {
-        self.tagger.is_some()
+        self.verifier.is_some()
     }
 
     /// Returns the counters.
@@ -165,7 +164,7 @@ impl IntegrityDevice {
         let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
         let mut scratch = self.scratch.take();
         let Scratch { tags, journaled, .. } = &mut *scratch;
-        let tags = if self.tagger.is_some() { bytes_of(tags, count as usize * tag_size) } else { tuples };
+        let tags = if self.verifier.is_some() { bytes_of(tags, count as usize * tag_size) } else { tuples };
         journaled.clear();
         journaled.resize(count as usize, false);
         self.read_journal(first, data, tags, journaled)?;
@@ -203,19 +202,23 @@ impl IntegrityDevice {
 
     /// Compares blocks with their tags. Clears and returns those that do not match.
     fn verify(&self, first: u64, data: &mut [u8], tags: &[u8], journaled: &[bool]) -> Vec<u64> {
-        let Some(tagger) = self.tagger.as_ref().filter(|_| self.options.mode != Mode::Recovery) else { return vec![] };
+        let Some(verifier) = &self.verifier else { return vec![] };
         let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
         let mut mismatches = Vec::new();
         for (n, (data, tag)) in data.chunks_exact_mut(block_len).zip(tags.chunks_exact(tag_size)).enumerate() {
             let block = first + n as u64;
             let sector = block * self.core.layout.sectors_per_block();
-            let is_from_memory = journaled[n] && self.journal.is_some();
-            if is_from_memory || tagger.is_valid(sector, data, tag) || self.is_unverified(block, tag) {
+            if journaled[n] && self.journal.is_some() {
+                // From memory.
                 continue;
             }
-            data.fill(0);
-            if !self.is_mark(sector, tag) {
-                mismatches.push(sector);
+            match verifier.judge(sector, data, tag, || self.pending(block)) {
+                Verdict::Verified | Verdict::Unverified | Verdict::Discarded => {}
+                Verdict::Zeroes => data.fill(0),
+                Verdict::Mismatch => {
+                    data.fill(0);
+                    mismatches.push(sector);
+                }
             }
         }
         mismatches
@@ -235,8 +238,8 @@ impl IntegrityDevice {
         }
         self.core.metrics.count_client(data.len() as u64);
         let mut scratch = self.scratch.take();
-        let tags = match &self.tagger {
-            Some(tagger) => self.tags_of(tagger, first, data, &mut scratch.tags),
+        let tags = match &self.verifier {
+            Some(verifier) => self.tags_of(&verifier.tagger, first, data, &mut scratch.tags),
             None => tuples,
         };
         if let Some(journal) = &self.journal {
@@ -253,7 +256,7 @@ impl IntegrityDevice {
     /// Returns a section of the journal for the first of `len` bytes of blocks with tags of the caller. `None`: they
     /// are to be [written](IntegrityDevice::write).
     pub(crate) fn take_section(&self, len: usize) -> Option<OwnSection> {
-        let journal = self.journal.as_ref().filter(|_| self.tagger.is_none());
+        let journal = self.journal.as_ref().filter(|_| self.verifier.is_none());
         journal.and_then(|journal| journal.take_section(&self.core, len))
     }
 
@@ -265,11 +268,6 @@ impl IntegrityDevice {
         self.check_writable()?;
         self.core.metrics.count_client(len as u64);
         journal.add(&self.core, first, section, tuples)
-    }
-
-    /// Whether a tag that is computed here says that the block was never written.
-    fn is_mark(&self, sector: u64, tag: &[u8]) -> bool {
-        self.marks.as_ref().is_some_and(|marks| marks.is_mark(sector, tag))
     }
 
     /// Computes the tags of blocks, in `memory`.
@@ -345,7 +343,7 @@ impl IntegrityDevice {
         let first = sector / layout.sectors_per_block();
         let whole = len.is_multiple_of(layout.block_len()) && sector.is_multiple_of(layout.sectors_per_block());
         let inside = first.checked_add(blocks as u64).is_some_and(|end| end <= layout.blocks());
-        let expected = if self.tagger.is_some() { 0 } else { blocks * layout.journal.tag_size };
+        let expected = if self.verifier.is_some() { 0 } else { blocks * layout.journal.tag_size };
         if whole && inside && tuples == expected { Ok((first, blocks as u64)) } else { Err(Errno::INVAL) }
     }
 

@@ -1,20 +1,20 @@
 //! Opening a device: replay, or the start of a recalculation.
 
+use super::IntegrityDevice;
 use super::bitmap::{Bitmap, Bits};
 use super::core::Core;
 use super::journal::Journal;
 use super::recalculate::Recalculation;
 use super::replay::replay;
 use super::stored_journal::StoredJournal;
-use super::{IntegrityDevice, Tagger};
 use crate::error::IntegrityError;
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
-use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions, load};
 use crate::scratch::{MAX_LEN, ScratchPool};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
+use crate::verify::Verifier;
 use inlock_engine::Errno;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, RwLock};
@@ -28,18 +28,11 @@ impl IntegrityDevice {
     /// Fails as [`load`] does before anything is written, or if a store fails.
     pub fn open(stores: Stores, options: OpenOptions) -> Result<Self, IntegrityError> {
         let (superblock, layout) = load(&stores, &options)?;
-        let tag_size = usize::from(superblock.tag_size);
-        let salt = superblock.hash_salt();
-        let tagger = options.internal_hash.clone().map(|hash| Tagger::new(hash, salt, tag_size));
-        let marks = options
-            .internal_hash
-            .clone()
-            .and_then(|hash| Marks::of_hash(hash, salt, tag_size, layout.block_len()).ok());
+        let verifier = Verifier::new(&options, &superblock, layout.block_len());
         let device = Self {
             core: Core::new(stores, layout),
             options,
-            tagger,
-            marks,
+            verifier,
             journal: None,
             stored_journal: None,
             bitmap: None,
@@ -76,7 +69,11 @@ impl IntegrityDevice {
             return Ok(self);
         }
         let keep = self.options.mode == Mode::Journal;
-        let position = if was_dirty { None } else { Some(replay(&self.core, &codec, self.tagger.as_ref(), keep)?) };
+        let position = if was_dirty {
+            None
+        } else {
+            Some(replay(&self.core, &codec, self.verifier.as_ref().map(|v| &v.tagger), keep)?)
+        };
         self.start_recalculation(&superblock, was_dirty, dirty_bits.clone());
         let restart = was_dirty || self.options.recalculate;
         match self.options.mode {
@@ -121,7 +118,7 @@ impl IntegrityDevice {
 
     /// Stores the flags of the session's start.
     fn mark(&self, restart: bool) -> Result<(), Errno> {
-        let internal = self.tagger.is_some();
+        let internal = self.verifier.is_some();
         self.update_superblock(|superblock| {
             superblock.flags.set(Flags::DIRTY_BITMAP, self.bitmap.is_some());
             if restart && internal {
@@ -143,7 +140,7 @@ impl IntegrityDevice {
             }
             (false, false, false) => return,
         };
-        if self.tagger.is_some() {
+        if self.verifier.is_some() {
             *self.recalculation.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(state);
         }
     }

@@ -3,6 +3,7 @@
 use super::IntegrityDevice;
 use super::bitmap::Bits;
 use crate::superblock::Flags;
+use crate::verify::Pending;
 use inlock_engine::Errno;
 use std::sync::PoisonError;
 
@@ -18,15 +19,13 @@ pub(super) struct Recalculation {
 }
 
 impl IntegrityDevice {
-    /// Whether the tag of a block is still to be computed, so that the block is not checked.
-    pub(super) fn is_unverified(&self, block: u64, tag: &[u8]) -> bool {
+    /// Whether the tag of a block is still to be computed.
+    pub(super) fn pending(&self, block: u64) -> Pending {
         let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(state) = state.as_ref().filter(|state| block >= state.next) else { return false };
-        match &state.bits {
-            // Of the present data, as was asked for.
-            None => true,
-            // After a power cut: a mark is as good as it was.
-            Some(bits) => bits.is_set(block) && !self.is_mark(block * self.core.layout.sectors_per_block(), tag),
+        match state.as_ref().filter(|state| block >= state.next).map(|state| &state.bits) {
+            Some(None) => Pending::Everything,
+            Some(Some(bits)) if bits.is_set(block) => Pending::Region,
+            _ => Pending::No,
         }
     }
 
@@ -36,7 +35,7 @@ impl IntegrityDevice {
     ///
     /// The store's error. The recalculation can be continued, also after the volume was opened again.
     pub fn recalculate_step(&self) -> Result<bool, Errno> {
-        let Some(tagger) = &self.tagger else { return Ok(true) };
+        let Some(verifier) = &self.verifier else { return Ok(true) };
         let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
         let Some((first, by_bitmap)) = state.as_ref().map(|state| (state.next, state.bits.is_some())) else {
             return Ok(true);
@@ -52,10 +51,11 @@ impl IntegrityDevice {
             let mut tags = vec![0; count as usize * layout.journal.tag_size];
             self.core.read(first, &mut data, &mut tags)?;
             let mut scratch = self.scratch.take();
-            let fresh = self.tags_of(tagger, first, &data, &mut scratch.tags);
+            let fresh = self.tags_of(&verifier.tagger, first, &data, &mut scratch.tags);
             let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
             for (n, (tag, fresh)) in pairs.enumerate() {
-                if self.is_unverified(first + n as u64, tag) {
+                let block = first + n as u64;
+                if verifier.is_pending(block * layout.sectors_per_block(), tag, self.pending(block)) {
                     tag.copy_from_slice(fresh);
                 }
             }

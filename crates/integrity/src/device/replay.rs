@@ -171,7 +171,7 @@ fn replay_section(
     for_each_entry(core, codec, section, image, |block, entry| {
         let tag = codec.get(image, entry, &mut data);
         let sector = block * layout.sectors_per_block();
-        if tagger.is_some_and(|tagger| !tagger.is_valid(sector, &data, tag)) {
+        if tagger.is_some_and(|tagger| !tagger.is_tag_of(sector, &data, tag)) {
             // It is written nevertheless: the block is then refused, instead of an older one returned.
             core.mismatches.note(sector);
         }

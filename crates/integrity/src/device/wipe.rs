@@ -35,7 +35,7 @@ impl IntegrityDevice {
         let layout = &self.core.layout;
         let wipe = |sector: u64, blocks: u64| {
             let mut data = vec![0; blocks as usize * layout.block_len()];
-            let tags = if self.tagger.is_some() { 0 } else { blocks as usize * layout.journal.tag_size };
+            let tags = if self.verifier.is_some() { 0 } else { blocks as usize * layout.journal.tag_size };
             let mut tags = vec![0; tags];
             fill(sector, &mut data, &mut tags)?;
             self.write(sector, &data, &tags)
@@ -67,7 +67,10 @@ impl IntegrityDevice {
         let layout = &self.core.layout;
         // With a journal an entry that is written later would be lost.
         let is_direct = self.options.mode == Mode::Direct;
-        let own = if self.tagger.is_some() { self.marks.as_ref() } else { marks };
+        let own = match &self.verifier {
+            Some(verifier) => verifier.marks.as_ref(),
+            None => marks,
+        };
         let marks = own.filter(|marks| is_direct && marks.tag_size() == layout.journal.tag_size).ok_or(Errno::INVAL)?;
         let mut tags = vec![0; blocks as usize * layout.journal.tag_size];
         for (n, tag) in tags.chunks_exact_mut(layout.journal.tag_size).enumerate() {

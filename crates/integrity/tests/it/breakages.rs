@@ -226,7 +226,9 @@ fn options_that_do_not_match_are_refused_by_name() {
     assert!(open(&|open| (open.recalculate, open.internal_hash) = (true, None)).contains("integrity-recalculate"));
     assert!(open(&|open| open.sectors_per_bit = Some(0)).contains("bitmap-sectors-per-bit"));
     let keyed = |open: &mut OpenOptions| (open.recalculate, open.internal_hash) = (true, Some(hash("hmac-sha256")));
-    assert!(open(&keyed).contains("integrity-recalculate"));
+    assert!(open(&keyed).contains("tag-size"));
+    let asked = |open: &mut OpenOptions| (keyed(open), open.tag_size = Some(4)).0;
+    assert!(open(&asked).contains("integrity-recalculate"));
 }
 
 #[test]

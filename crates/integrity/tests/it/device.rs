@@ -183,8 +183,8 @@ fn threads_see_their_own_writes() {
 fn keyed_bitmap_volume_is_opened_after_two_power_cuts() {
     let format = FormatOptions { internal_hash: Some(hash("hmac-sha256")), sectors_per_bit: 8, ..options(512, true) };
     let store = memory(formatted(&format, 1 << 20, None).0);
-    let open =
-        || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Bitmap, &format)).unwrap();
+    let options = OpenOptions { legacy_recalculate: true, ..open_options(Mode::Bitmap, &format) };
+    let open = || IntegrityDevice::open(Stores::interleaved(store.clone()), options.clone()).unwrap();
     for value in 1..4u8 {
         let device = open();
         device.recalculate_step().unwrap();

@@ -17,3 +17,4 @@ mod resize;
 mod sealed;
 mod support;
 mod tampering;
+mod unsigned_fields;

@@ -1,7 +1,7 @@
 //! Other lengths of a volume.
 
 use crate::support::{fill, formatted, hash, memory, open_options};
-use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, ReadError, Stores, resize};
+use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, OpenOptions, ReadError, Stores, resize};
 use std::ops::ControlFlow;
 
 const LEN: usize = 1 << 20;
@@ -83,6 +83,8 @@ fn impossible_length_is_refused_unchanged() {
     device.write(0, &[1; 4096], &[]).unwrap();
     drop(device);
     let before = store.contents();
-    assert!(refused(None).contains("still to be computed"));
+    assert!(refused(None).contains("integrity-legacy-recalculate"));
+    let legacy = OpenOptions { legacy_recalculate: true, ..open_options(Mode::Journal, &format) };
+    assert!(resize(&stores, &legacy, None).unwrap_err().to_string().contains("still to be computed"));
     assert!(store.contents() == before);
 }

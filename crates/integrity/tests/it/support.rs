@@ -17,6 +17,7 @@ pub(crate) fn memory(bytes: Vec<u8>) -> Arc<MemoryStore> {
 /// Returns options that open what `format` made.
 pub(crate) fn open_options(mode: Mode, format: &FormatOptions) -> OpenOptions {
     let mut options = OpenOptions::new(mode);
+    options.tag_size = format.tag_size;
     options.internal_hash = format.internal_hash.clone();
     options.journal_mac = format.journal_mac.clone();
     options.journal_cipher = format.journal_cipher.clone();

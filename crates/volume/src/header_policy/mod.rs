@@ -30,6 +30,9 @@ pub struct HeaderPolicy {
     pub allow_null_iv: bool,
     /// Segments that are stored unencrypted (`linear`).
     pub allow_linear_segment: bool,
+    /// Segments without integrity protection that start with a superblock of dm-integrity. Left to the user of the
+    /// data device.
+    pub allow_integrity_superblock: bool,
     /// Every segment has one of these ciphers or of [`HeaderPolicy::required_aeads`]; both empty: any.
     pub required_ciphers: Vec<CipherSpec>,
     /// Authenticated ciphers that a segment may have. The lengths of tags and keys do not count.
@@ -44,6 +47,8 @@ pub struct HeaderPolicy {
     pub kdfs: Vec<KdfRule>,
     /// The header is this one; `None`: any.
     pub expected_digest: Option<HeaderDigest>,
+    /// Number of the data blocks of a dm-verity device, which its root hash does not protect; `None`: any.
+    pub data_blocks: Option<u64>,
 }
 
 /// Facts of a LUKS header that a policy examines.

@@ -42,7 +42,7 @@ impl FormatArgs {
             return Err(CliError::usage(format!("Option --{option} is not allowed with --integrity-lazy.")));
         }
         let mut format = FormatOptions::default();
-        format.tag_size = options.tag_size.map(|size| size as usize);
+        format.tag_size = integrity.tag_size;
         format.block_len = options.sector_size.map_or(512, |size| size as usize);
         format.interleave_sectors = options.interleave_sectors.unwrap_or(format.interleave_sectors);
         format.journal_sectors = options.journal_size.map(|bytes| bytes / 512);
@@ -85,6 +85,7 @@ impl FormatArgs {
         format(&stores, &options).map_err(cannot_use(&self.image))?;
         let Some(fill) = self.fill else { return Ok(()) };
         let options = OpenOptions {
+            tag_size: options.tag_size,
             internal_hash: options.internal_hash,
             journal_mac: options.journal_mac,
             journal_cipher: options.journal_cipher,

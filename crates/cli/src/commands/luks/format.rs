@@ -28,6 +28,7 @@ use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::{self, Remote};
+use crate::volume::removed_integrity;
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
 use crate::volume::zones;
@@ -310,7 +311,10 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     }
     let refused = |error| cannot_format(&device.path)(with_given_name(args, error));
     let Some(placed) = placed else {
-        return write(args, placement, device, data, &given.secret, key).map_err(refused);
+        // The key of a volume that has lost its header may be that of data with integrity protection.
+        let is_new = data.is_none() && key.is_none() && holder.zones.is_none();
+        write(args, placement, device, data, &given.secret, key).map_err(refused)?;
+        return if is_new { removed_integrity::clear(holder, data_offset) } else { Ok(()) };
     };
     let mut options = luks2_options(args, placement);
     options.volume_key = key;

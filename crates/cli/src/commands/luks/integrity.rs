@@ -14,6 +14,7 @@ use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
 use crate::ui::progress::Show;
+use crate::values::integrity_in_header;
 use crate::volume::device::Device;
 use crate::volume::integrity::cannot_use;
 use crate::volume::open::{KeySource, open};
@@ -146,10 +147,7 @@ impl Placed<'_> {
 /// Converts the names of cipher and integrity.
 fn spec(options: &Options, name: &str) -> anyhow::Result<AeadSpec> {
     let kind = match name {
-        "aead" | "poly1305" => name,
-        "hmac-sha1" => "hmac(sha1)",
-        "hmac-sha256" => "hmac(sha256)",
-        "hmac-sha512" => "hmac(sha512)",
+        "aead" | "poly1305" | "hmac-sha1" | "hmac-sha256" | "hmac-sha512" => integrity_in_header(name),
         _ => {
             return Err(CliError::refused(
                 "No known integrity specification pattern detected.",
@@ -159,7 +157,7 @@ fn spec(options: &Options, name: &str) -> anyhow::Result<AeadSpec> {
         }
     };
     let cipher = options.cipher.as_deref().unwrap_or("aes-xts-plain64");
-    let spec = AeadSpec::from_luks2(cipher, kind).map_err(|error| {
+    let spec = AeadSpec::from_luks2(cipher, &kind).map_err(|error| {
         anyhow::Error::from(error).context(CliError::Refused {
             message: format!("Cipher {cipher} with --integrity {name} is not available"),
             hint: "aead goes with --cipher aes-gcm-random, aes-ccm-random or aegis128-random, poly1305 with \

@@ -25,6 +25,7 @@ pub(crate) const ACTION: Action = Action {
         VERITY,
         REMOTE,
         ON_FAULT,
+        POLICY,
         ATTACH,
         serve::SERVE,
         &["json", "foreground", "deferred", "cancel-deferred", "uuid", "shared"],
@@ -97,15 +98,18 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     }
 }
 
+/// A policy, which pins the number of data blocks.
+const POLICY: &[&str] = &["policy"];
+
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
         "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
-        "verify" => &[VERITY, REMOTE, &["threads"]],
+        "verify" => &[VERITY, REMOTE, POLICY, &["threads"]],
         // Devices of a volume that is only read may be shared anyway.
-        "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground", "shared"]],
-        "serve" => &[VERITY, REMOTE, ON_FAULT, serve::SERVE],
-        "table" => &[VERITY, REMOTE, ON_FAULT, &["json"]],
+        "open" => &[VERITY, REMOTE, ON_FAULT, POLICY, ATTACH, &["foreground", "shared"]],
+        "serve" => &[VERITY, REMOTE, ON_FAULT, POLICY, serve::SERVE],
+        "table" => &[VERITY, REMOTE, ON_FAULT, POLICY, &["json"]],
         "dump" => &[REMOTE, &["hash-offset", "fec-device", "fec-offset", "fec-roots", "json"]],
         "status" => &[&["json"]],
         "close" => &[&["deferred", "cancel-deferred"]],

@@ -1,0 +1,76 @@
+//! A LUKS header without integrity protection before the superblock of a dm-integrity volume.
+//!
+//! The header has no signature, and one without `integrity` still opens with the right passphrase: everything read is
+//! noise, and everything written lacks its tags. This finds a header that alone was changed; an attacker can clear the
+//! superblock, too, which only a policy with the cipher detects.
+
+use std::path::Path;
+
+use anyhow::Context;
+use inlock_engine::BackingStore;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::{read_all, write_all};
+use inlock_integrity::{SUPERBLOCK_LEN, Superblock};
+use inlock_volume::{HeaderPolicy, Volume};
+
+use super::device::Device;
+use crate::error::CliError;
+
+/// Refuses a volume without integrity protection one of whose segments starts with a superblock of dm-integrity, unless
+/// the policy allows it. Called before a passphrase is asked for.
+pub(crate) fn check(volume: &Volume, data: &Device, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    if policy.allow_integrity_superblock {
+        return Ok(());
+    }
+    match found(volume, data)? {
+        None => Ok(()),
+        Some(offset) => Err(refused(&data.path, offset)),
+    }
+}
+
+/// Returns the byte of a segment without integrity protection that starts with a superblock of dm-integrity.
+pub(crate) fn found(volume: &Volume, data: &Device) -> anyhow::Result<Option<u64>> {
+    // What cannot be used is refused by others, who say why.
+    let (Ok(None), Ok(segments)) = (volume.authenticated(), volume.segments()) else { return Ok(None) };
+    let store = data.store(IoMode::Sync, true, false);
+    let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
+    for offset in segments.iter().filter_map(|segment| segment.data_offset.to_bytes()) {
+        if is_superblock(&*store, offset).with_context(|| format!("cannot read {}", data.path.display()))? {
+            return Ok(Some(offset));
+        }
+    }
+    Ok(None)
+}
+
+/// Clears a superblock of dm-integrity at the start of the data of a new volume.
+pub(crate) fn clear(data: &Device, offset: u64) -> anyhow::Result<()> {
+    let clear = || -> std::io::Result<()> {
+        let store = data.store(IoMode::Sync, false, false)?;
+        if is_superblock(&*store, offset)? {
+            write_all(&*store, &[0; SUPERBLOCK_LEN], offset).and_then(|()| store.sync())?;
+        }
+        Ok(())
+    };
+    clear().with_context(|| format!("cannot clear the superblock of dm-integrity on {}", data.path.display()))
+}
+
+fn is_superblock(store: &dyn BackingStore, offset: u64) -> std::io::Result<bool> {
+    let mut start = [0; 512];
+    if offset.checked_add(start.len() as u64).is_none_or(|end| end > store.geometry().len) {
+        return Ok(false);
+    }
+    read_all(store, &mut start, offset)?;
+    Ok(Superblock::is_present(&start))
+}
+
+fn refused(path: &Path, offset: u64) -> anyhow::Error {
+    CliError::refused(
+        format!(
+            "Device {} has a superblock of dm-integrity at byte {offset}, but its LUKS header has no integrity \
+             protection.",
+            path.display()
+        ),
+        "restore the header from a backup; if the volume was formatted anew without integrity protection, use \
+         --allow-integrity-superblock until its first block is written",
+    )
+}
