@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes of stack that a call of the AEAD may use, which is wiped: the thread may wait in the next call when the key is
 /// dropped.
-const CIPHER_STACK: usize = 24 << 10;
+pub(crate) const CIPHER_STACK: usize = 24 << 10;
 
 /// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
 /// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and
@@ -49,6 +49,11 @@ impl Sealing {
     /// Returns the marks. `None`: the tags are shorter than [`Marks::MIN_LEN`].
     pub fn marks(&self) -> Option<&Marks> {
         self.marks.as_ref()
+    }
+
+    /// Whether a block matches its tag. Overwrites it.
+    pub(crate) fn matches(&self, sector: u64, block: &mut [u8], tag: &[u8]) -> bool {
+        self.aead.open(Sector(sector), InOut::InPlace(block), tag).is_ok_and(|bad| bad.is_empty())
     }
 
     /// Encrypts the blocks of `data` from `sector` in place and makes their tags, for

@@ -4,18 +4,21 @@ use super::bitmap::{Bitmap, Bits};
 use super::core::Core;
 use super::journal::Journal;
 use super::recalculate::Recalculation;
-use super::replay::replay;
+use super::replay::{EntryCheck, StoredSections};
 use super::stored_journal::StoredJournal;
 use super::{IntegrityDevice, Tagger};
-use crate::error::IntegrityError;
+use crate::error::{IntegrityError, ReplayError};
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
 use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions, load};
 use crate::scratch::{MAX_LEN, ScratchPool};
+use crate::store::{CIPHER_STACK, Sealing};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
+use inlock_cipher::scrub_stack;
 use inlock_engine::Errno;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, RwLock};
 
@@ -27,6 +30,22 @@ impl IntegrityDevice {
     ///
     /// Fails as [`load`] does before anything is written, or if a store fails.
     pub fn open(stores: Stores, options: OpenOptions) -> Result<Self, IntegrityError> {
+        Self::open_with(stores, options, None)
+    }
+
+    /// Opens a volume whose tags are those of `sealing`: entries of the journal that do not match are damage.
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::open`].
+    pub fn open_sealed(stores: Stores, options: OpenOptions, sealing: &Sealing) -> Result<Self, IntegrityError> {
+        let check = |sector: u64, data: &mut [u8], tag: &[u8]| sealing.matches(sector, data, tag);
+        let device = Self::open_with(stores, options, Some(&check));
+        scrub_stack::<CIPHER_STACK>();
+        device
+    }
+
+    fn open_with(stores: Stores, options: OpenOptions, sealed: Option<EntryCheck<'_>>) -> Result<Self, IntegrityError> {
         let (superblock, layout) = load(&stores, &options)?;
         let tag_size = usize::from(superblock.tag_size);
         let salt = superblock.hash_salt();
@@ -52,10 +71,15 @@ impl IntegrityDevice {
         if device.options.mode == Mode::Recovery {
             return Ok(device);
         }
-        device.prepare(superblock, layout).map_err(IntegrityError::io("replay the journal"))
+        device.prepare(superblock, layout, sealed).map_err(ReplayError::during("replay the journal"))
     }
 
-    fn prepare(mut self, mut superblock: Superblock, layout: Layout) -> Result<Self, Errno> {
+    fn prepare(
+        mut self,
+        mut superblock: Superblock,
+        layout: Layout,
+        sealed: Option<EntryCheck<'_>>,
+    ) -> Result<Self, ReplayError> {
         let salt = superblock.hash_salt();
         let (cipher, mac) = (self.options.journal_cipher.clone(), self.options.journal_mac.clone());
         let codec = JournalCodec::new(layout.journal, cipher, mac, salt);
@@ -70,13 +94,21 @@ impl IntegrityDevice {
             Ok(len) if was_dirty && self.options.mode == Mode::Bitmap => Some(Bits::read(&self.core, len, log2)?),
             _ => None,
         };
+        let internal = self
+            .tagger
+            .as_ref()
+            .map(|tagger| move |sector: u64, data: &mut [u8], tag: &[u8]| tagger.is_valid(sector, data, tag));
+        let check = internal.as_ref().map(|check| check as EntryCheck<'_>).or(sealed);
+        let sections = StoredSections::new(&self.core, &codec, &superblock);
+        let sections = StoredSections { check, ..sections }.salvaging(self.options.salvage_journal);
         if self.options.read_only {
             // With a bitmap in its place there is no journal.
-            self.stored_journal = if was_dirty { None } else { StoredJournal::load(&self.core, codec)? };
+            let entries = if was_dirty { HashMap::new() } else { StoredJournal::load(&sections)? };
+            self.stored_journal = StoredJournal::new(codec, entries);
             return Ok(self);
         }
         let keep = self.options.mode == Mode::Journal;
-        let position = if was_dirty { None } else { Some(replay(&self.core, &codec, self.tagger.as_ref(), keep)?) };
+        let position = if was_dirty { None } else { Some(sections.replay(keep)?) };
         self.start_recalculation(&superblock, was_dirty, dirty_bits.clone());
         let restart = was_dirty || self.options.recalculate;
         match self.options.mode {
@@ -87,6 +119,7 @@ impl IntegrityDevice {
                 if everything {
                     // Durable before the flag, with which the bits replace the place where the recalculation is.
                     bits.set_all();
+                    bits.write_start(&self.core)?;
                     bits.write(&self.core)?;
                     self.core.sync(false)?;
                 }

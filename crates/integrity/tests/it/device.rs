@@ -313,3 +313,24 @@ fn changed_block_in_the_journal_is_refused_read_only() {
     let mut data = vec![0; 512];
     assert_eq!(open(true).read(8, &mut data, &mut []), Err(ReadError::Mismatch(vec![8])));
 }
+
+#[test]
+fn tags_that_are_written_back_match_what_a_killed_process_leaves() {
+    let format = FormatOptions { internal_hash: Some(hash("crc32c")), ..FormatOptions::default() };
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let open = |store| IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Direct, &format)).unwrap();
+    let device = open(store.clone());
+    let found = || {
+        let (mut data, left) = (vec![0; 512], open(memory(store.contents())));
+        left.read(8, &mut data, &mut []).is_ok().then_some(data)
+    };
+    device.write(8, &fill(8, 1, 512), &[]).unwrap();
+    device.flush().unwrap();
+    assert_eq!(found(), Some(fill(8, 1, 512)));
+    for value in 2..4 {
+        device.write(8, &fill(8, value, 512), &[]).unwrap();
+        assert_eq!(found(), None, "its tag is in the memory of the process");
+        device.write_tags_back().unwrap();
+        assert_eq!(found(), Some(fill(8, value, 512)));
+    }
+}
