@@ -399,3 +399,34 @@ fn maintain(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_integrity::{FormatOptions, TagHash, format};
+    use inlock_tests::wait::eventually;
+
+    /// Without a journal a killed process leaves the blocks that it has written with their tags.
+    #[test]
+    fn changed_tags_without_a_journal_are_soon_on_the_store() {
+        let hash = Some(Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap()));
+        let memory = |bytes| Arc::new(MemoryStore::new(bytes));
+        let store = memory(vec![0; 1 << 20]);
+        let options = FormatOptions { internal_hash: hash.clone(), ..FormatOptions::default() };
+        format(&Stores::interleaved(store.clone()), &options).unwrap();
+        let options = OpenOptions { internal_hash: hash, ..OpenOptions::new(Mode::Direct) };
+        let open = |store| IntegrityDevice::open(Stores::interleaved(store), options.clone()).unwrap();
+        let hour = Duration::from_secs(3600);
+        let volume = MaintainedIntegrity::start(Arc::new(open(store.clone())), Path::new("test"), hour).unwrap();
+        for value in 1..4 {
+            volume.device.write(8, &[value; 512], &[]).unwrap();
+            let left = || {
+                let mut data = [0; 512];
+                open(memory(store.contents())).read(8, &mut data, &mut []).map(|()| data[0]).ok()
+            };
+            eventually("the tag is stored", left, |found| *found == Some(value));
+        }
+        volume.close().unwrap();
+    }
+}

@@ -78,7 +78,9 @@ impl<'a> StoredSections<'a> {
         if used {
             core.write_back()?;
         }
-        if whole == sections && (keep || !used) {
+        // What is left out must not be found again.
+        let is_damaged = self.salvages && core.mismatches.get() > 0;
+        if whole == sections && (keep || !used) && !is_damaged {
             return Ok((found.start, next_sequence(found.sequence)));
         }
         self.empty(&found)?;
@@ -104,7 +106,7 @@ impl<'a> StoredSections<'a> {
             used |= self.has_entries(image);
             Ok(())
         })?;
-        Ok(whole != self.core.layout.journal.sections || (used && !keep))
+        Ok(self.salvages || whole != self.core.layout.journal.sections || (used && !keep))
     }
 
     fn has_entries(&self, image: &[u8]) -> bool {
@@ -209,8 +211,10 @@ impl<'a> StoredSections<'a> {
             }
         }
         let is_known = last.iter().any(Option::is_some);
-        if foreign.first.is_some() && foreign.damage(is_known, self.may_be_bitmap).is_none() {
-            return Ok(None);
+        match foreign.damage(is_known, self.may_be_bitmap) {
+            Some(damage) => self.leave_out(damage)?,
+            None if foreign.first.is_some() => return Ok(None),
+            None => {}
         }
         let is_used = |sequence: &u8| last[usize::from(*sequence)].is_some();
         let newest = if is_used(&(SEQUENCES - 1)) {
