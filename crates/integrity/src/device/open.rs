@@ -99,6 +99,8 @@ impl IntegrityDevice {
             .as_ref()
             .map(|tagger| move |sector: u64, data: &mut [u8], tag: &[u8]| tagger.is_valid(sector, data, tag));
         let check = internal.as_ref().map(|check| check as EntryCheck<'_>).or(sealed);
+        // Tags that are to be computed anew need not match.
+        let check = check.filter(|_| !self.options.recalculate);
         let sections = StoredSections::new(&self.core, &codec, &superblock);
         let sections = StoredSections { check, ..sections }.salvaging(self.options.salvage_journal);
         if self.options.read_only {
