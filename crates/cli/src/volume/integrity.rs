@@ -201,7 +201,7 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
         }
         error @ IntegrityError::Journal(_) => CliError::refused(
             format!("Device {} cannot be used: {error}.", path.display()),
-            "nothing was written; check the key of the journal, if it is encrypted, and the device; \
+            "nothing was written; check the hash and its key, the key of the journal, and the device; \
              --integrity-salvage-journal opens the volume without what is damaged, whose writes are then lost",
         ),
         error @ IntegrityError::LongJournal { .. } => CliError::refused(
