@@ -216,3 +216,30 @@ impl BackingStore for FileStore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, BlockingDevice, Device, RequestError};
+    use std::sync::Arc;
+
+    #[test]
+    fn cut_file_is_not_made_long_again_and_no_flush_succeeds() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let store = FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap();
+        let device = Arc::new(Device::raw(Arc::new(store), Access::default()));
+        let disk = BlockingDevice::new(Arc::clone(&device));
+        // Behind what is written nothing is missed.
+        file.set_len(4096).unwrap();
+        disk.write_at(&[1; 4096], 0).unwrap();
+        disk.flush().unwrap();
+        let failed = Err(RequestError::Io(Errno::IO));
+        assert_eq!(disk.write_at(&[2; 2], 4095), failed, "one byte is behind the end");
+        assert_eq!(disk.write_at(&[2; 512], (1 << 20) - 512), failed);
+        assert_eq!((disk.flush(), device.has_lost_writes()), (failed, true));
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(disk.write_at(&[2; 512], 8192), failed, "what was in between is gone");
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    }
+}
