@@ -216,8 +216,8 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
 fn unfit_segment(path: &Path, segment: &AuthenticatedSegment, layout: &Layout) -> anyhow::Error {
     CliError::refused(
         format!(
-            "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of dm-integrity \
-             has blocks of {} bytes and tags of {} bytes.",
+            "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of \
+             dm-integrity has blocks of {} bytes and tags of {} bytes.",
             path.display(),
             segment.spec,
             segment.unit.bytes(),

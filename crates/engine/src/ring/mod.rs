@@ -204,7 +204,7 @@ impl Operation {
         }
     }
 
-    /// Returns the byte behind the last one that it writes to a store, 0 for a sync, `None` if it makes nothing durable.
+    /// Returns the byte behind the last one that it writes to a store, and 0 for a sync.
     pub(crate) fn write_end(&self) -> Option<u64> {
         let (offset, len) = match self {
             Self::Write { offset, range, .. } => (*offset, range.len()),

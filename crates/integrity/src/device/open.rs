@@ -115,23 +115,10 @@ impl IntegrityDevice {
         let restart = was_dirty || self.options.recalculate;
         match self.options.mode {
             Mode::Bitmap => {
-                let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
                 let everything = self.options.recalculate || (!was_dirty && superblock.is_recalculating());
-                let mut bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
-                if everything {
-                    // Durable before the flag, with which the bits replace the place where the recalculation is.
-                    bits.set_all();
-                    bits.write_start(&self.core)?;
-                    bits.write(&self.core)?;
-                    self.core.sync(false)?;
-                }
-                self.bitmap = Some(Bitmap { bits: Mutex::new(bits), journal: codec, closed: AtomicBool::new(false) });
-                // The bits tell what is to be computed. With the flag, a volume with a key could not be opened again.
-                self.mark(self.options.recalculate)?;
-                if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !everything) {
-                    // After the flag: the kernel fails a volume without it that has other bytes than a journal.
-                    bitmap.write(&self.core)?;
-                }
+                let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
+                let bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
+                self.start_bitmap(bits, codec, everything)?;
                 Ok(self)
             }
             mode => {
@@ -152,6 +139,25 @@ impl IntegrityDevice {
                 Ok(self)
             }
         }
+    }
+
+    /// Puts a bitmap in the journal's place; `everything` is to be computed.
+    fn start_bitmap(&mut self, mut bits: Bits, codec: JournalCodec, everything: bool) -> Result<(), Errno> {
+        if everything {
+            // Durable before the flag, with which the bits replace the place where the recalculation is.
+            bits.set_all();
+            bits.write_start(&self.core)?;
+            bits.write(&self.core)?;
+            self.core.sync(false)?;
+        }
+        self.bitmap = Some(Bitmap { bits: Mutex::new(bits), journal: codec, closed: AtomicBool::new(false) });
+        // The bits tell what is to be computed. With the flag, a volume with a key could not be opened again.
+        self.mark(self.options.recalculate)?;
+        if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !everything) {
+            // After the flag: the kernel fails a volume without it that has other bytes than a journal.
+            bitmap.write(&self.core)?;
+        }
+        Ok(())
     }
 
     /// Stores the flags of the session's start.
