@@ -3,8 +3,9 @@
 use crate::device::{IntegrityDevice, MAX_STEP, ReadError};
 use crate::error::IntegrityError;
 use crate::marks::Marks;
-use crate::options::Mode;
+use crate::options::{Mode, OpenOptions};
 use crate::scratch::{MAX_LEN, Scratch, ScratchPool, bytes_of};
+use crate::stores::Stores;
 use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector, scrub_stack};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use std::ops::ControlFlow;
@@ -12,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes of stack that a call of the AEAD may use, which is wiped: the thread may wait in the next call when the key is
 /// dropped.
-pub(crate) const CIPHER_STACK: usize = 24 << 10;
+const CIPHER_STACK: usize = 24 << 10;
 
 /// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
 /// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and
@@ -52,7 +53,7 @@ impl Sealing {
     }
 
     /// Whether a block matches its tag. Overwrites it.
-    pub(crate) fn matches(&self, sector: u64, block: &mut [u8], tag: &[u8]) -> bool {
+    fn is_match(&self, sector: u64, block: &mut [u8], tag: &[u8]) -> bool {
         self.aead.open(Sector(sector), InOut::InPlace(block), tag).is_ok_and(|bad| bad.is_empty())
     }
 
@@ -84,6 +85,20 @@ pub struct Filled {
     pub reached: u64,
     /// Blocks that did not match their tags.
     pub blocks: u64,
+}
+
+impl IntegrityDevice {
+    /// Opens a volume whose tags are those of `sealing`: entries of the journal that do not match are damage.
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::open`].
+    pub fn open_sealed(stores: Stores, options: OpenOptions, sealing: &Sealing) -> Result<Self, IntegrityError> {
+        let check = |sector: u64, data: &mut [u8], tag: &[u8]| sealing.is_match(sector, data, tag);
+        let device = Self::open_with(stores, options, Some(&check));
+        scrub_stack::<CIPHER_STACK>();
+        device
+    }
 }
 
 /// Source of the tags.

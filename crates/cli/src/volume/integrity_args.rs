@@ -29,7 +29,7 @@ pub(crate) struct IntegrityArgs {
     pub journal: JournalArgs,
 }
 
-/// What is accepted of a journal.
+/// Journals that are accepted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JournalArgs {
     /// `--integrity-salvage-journal`

@@ -26,7 +26,7 @@ pub(crate) struct SourceArgs {
     pub policy: HeaderPolicy,
     /// Why a volume with integrity protection is opened without its journal.
     pub no_journal: Option<NoJournal>,
-    /// What is accepted of its journal.
+    /// Journals that are accepted.
     pub journal: JournalArgs,
     /// `--freshness`
     pub freshness: Option<FreshnessArgs>,

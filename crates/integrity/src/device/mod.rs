@@ -379,7 +379,7 @@ impl IntegrityDevice {
     ///
     /// As [`IntegrityDevice::flush`].
     pub fn write_tags_back(&self) -> Result<(), Errno> {
-        let is_due = self.has_unprotected_tags() && self.core.tags.take_dirty();
+        let is_due = self.has_unprotected_tags() && self.core.tags.has_new_changes();
         if is_due { self.core.flush_tags() } else { Ok(()) }
     }
 

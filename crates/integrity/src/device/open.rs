@@ -13,10 +13,8 @@ use crate::layout::Layout;
 use crate::marks::Marks;
 use crate::options::{Mode, OpenOptions, load};
 use crate::scratch::{MAX_LEN, ScratchPool};
-use crate::store::{CIPHER_STACK, Sealing};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
-use inlock_cipher::scrub_stack;
 use inlock_engine::Errno;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -33,19 +31,12 @@ impl IntegrityDevice {
         Self::open_with(stores, options, None)
     }
 
-    /// Opens a volume whose tags are those of `sealing`: entries of the journal that do not match are damage.
-    ///
-    /// # Errors
-    ///
-    /// As [`IntegrityDevice::open`].
-    pub fn open_sealed(stores: Stores, options: OpenOptions, sealing: &Sealing) -> Result<Self, IntegrityError> {
-        let check = |sector: u64, data: &mut [u8], tag: &[u8]| sealing.matches(sector, data, tag);
-        let device = Self::open_with(stores, options, Some(&check));
-        scrub_stack::<CIPHER_STACK>();
-        device
-    }
-
-    fn open_with(stores: Stores, options: OpenOptions, sealed: Option<EntryCheck<'_>>) -> Result<Self, IntegrityError> {
+    /// Opens a volume. Entries of the journal have to pass `sealed`, unless the tags are computed here.
+    pub(crate) fn open_with(
+        stores: Stores,
+        options: OpenOptions,
+        sealed: Option<EntryCheck<'_>>,
+    ) -> Result<Self, IntegrityError> {
         let (superblock, layout) = load(&stores, &options)?;
         let tag_size = usize::from(superblock.tag_size);
         let salt = superblock.hash_salt();
@@ -99,7 +90,7 @@ impl IntegrityDevice {
             .as_ref()
             .map(|tagger| move |sector: u64, data: &mut [u8], tag: &[u8]| tagger.is_valid(sector, data, tag));
         let check = internal.as_ref().map(|check| check as EntryCheck<'_>).or(sealed);
-        // Tags that are to be computed anew need not match.
+        // Tags that are to be computed again need not match.
         let check = check.filter(|_| !self.options.recalculate);
         let sections = StoredSections::new(&self.core, &codec, &superblock);
         let sections = StoredSections { check, ..sections }.salvaging(self.options.salvage_journal);

@@ -206,7 +206,7 @@ impl<'a> StoredSections<'a> {
             }
             let read = u64::from(section) * self.core.layout.journal.section_sectors as u64;
             if !is_known && !self.salvages && read > MAX_DEFAULT_JOURNAL_SECTORS {
-                // Whoever made it has not written it, and it would be written here.
+                // It takes no space yet, and would be written here.
                 return Err(ReplayError::Damaged(JournalDamage::NeverWritten));
             }
         }

@@ -34,7 +34,7 @@ pub(super) struct TagCache {
     shards: Vec<Mutex<Shard>>,
     /// Pieces of one write of a flush.
     run: Mutex<Vec<u8>>,
-    /// Whether pieces were changed since [`TagCache::take_dirty`].
+    /// Whether pieces were changed since [`TagCache::has_new_changes`].
     is_dirty: AtomicBool,
 }
 
@@ -72,7 +72,7 @@ impl TagCache {
     }
 
     /// Whether tags were changed since the last call.
-    pub(super) fn take_dirty(&self) -> bool {
+    pub(super) fn has_new_changes(&self) -> bool {
         self.is_dirty.load(Ordering::Relaxed) && self.is_dirty.swap(false, Ordering::Acquire)
     }
 
