@@ -264,7 +264,8 @@ const WITH_CONFIG: &str = "config nbd control metrics insecure serialize-memory-
 const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header volume-key-file table read-only \
     allow-discards io threads engine engine-threshold holes cipher key-size hash sector-size iv-large-sectors \
     spdk-tweak offset skip size device-size allow-null-cipher allow-null-iv allow-linear-segment \
-    allow-integrity-superblock require-cipher expect-uuid policy integrity-no-journal freshness \
+    allow-integrity-superblock require-cipher expect-uuid policy integrity-no-journal integrity-salvage-journal \
+    integrity-long-journal freshness \
     freshness-accept freshness-tags";
 
 #[test]

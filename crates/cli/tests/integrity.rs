@@ -5,7 +5,7 @@ mod harness;
 mod superblock;
 
 use harness::control::Run;
-use harness::{Dir, call, have, inlock, newest, run};
+use harness::{Dir, allocated, call, have, inlock, newest, run};
 use inlock_integrity::{DeviceSizes, Layout, Superblock};
 use inlock_tests::report::count;
 use serde_json::Value;
@@ -432,4 +432,31 @@ fn tags_shorter_than_the_hash_are_asked_for_by_name() {
     let line = ["integrity", "resize", &image, "--size", "2048"].map(str::to_owned);
     call(line.clone().into_iter().chain(options.clone())).fails(1, &["--tag-size"]);
     call(line.into_iter().chain(with("1"))).works();
+}
+
+#[test]
+fn journal_of_a_hostile_superblock_is_not_written() {
+    let dir = Dir::new();
+    let image = dir.image("image", 4);
+    call(["integrity", "format", &image, "-q", "--no-wipe"]).works();
+    let superblock = fs::read(&image).unwrap()[..4096].to_vec();
+    // Sections have 176 sectors. A journal of almost 2 TiB, the longest, and one of 512 MiB.
+    for (sections, mode, words) in [
+        (u32::MAX / 176 - 1, "--journal-commit-time=1000", ["more than 1 GiB", "--integrity-long-journal"]),
+        (u32::MAX / 176 - 1, "--integrity-bitmap-mode", ["more than 1 GiB", "--integrity-long-journal"]),
+        (u32::MAX / 176 - 1, "--integrity-no-journal", ["more than 1 GiB", "--integrity-long-journal"]),
+        ((512 << 11) / 176, "--journal-commit-time=1000", ["was never written", "--integrity-salvage-journal"]),
+    ] {
+        let mut bytes = superblock.clone();
+        bytes[12..16].copy_from_slice(&sections.to_le_bytes());
+        fs::write(&image, &bytes).unwrap();
+        let file = fs::File::options().write(true).open(&image).unwrap();
+        if file.set_len(3 << 40).is_err() {
+            println!("files of 3 TiB are not possible here");
+            return;
+        }
+        let before = allocated(image.as_ref());
+        call(["integrity", "serve", &image, mode, "--run", "true"]).fails(1, &words);
+        assert_eq!(allocated(image.as_ref()), before, "{sections}, {mode}");
+    }
 }

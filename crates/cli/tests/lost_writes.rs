@@ -4,7 +4,7 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::storage::Thin;
-use harness::{Dir, noise};
+use harness::{Dir, FAST, call_with, noise};
 use inlock_tests::nbd::{Connection, Mode};
 use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -124,5 +124,60 @@ fn close_of_file_reports_lost_writes() {
             false => assert!(synced.is_err(), "a sync succeeds over lost writes"),
         }
         run.call(&["close", "data"]).fails(1, &[LOST]);
+    }
+}
+
+/// A file that is cut short while it is served would be lengthened by a write at its old end, with zeroes between.
+#[test]
+fn write_at_the_old_end_of_a_cut_file_fails_and_leaves_no_gap() {
+    const CUT: u64 = 1 << 20;
+    let gcm = ["luksFormat", "-q", "--integrity", "aead", "--cipher", "aes-gcm-random", "--integrity-lazy"];
+    for io in ["uring", "sync", "auto"] {
+        for kind in ["raw", "raw in memory", "LUKS2", "sealed", "sealed, journal"] {
+            let (dir, run) = (Dir::new(), Run::new());
+            let memory = tempfile::tempdir_in("/dev/shm").expect("it is there");
+            let image = match kind {
+                "raw" => dir.file("image", &noise(8 << 20)),
+                "raw in memory" => {
+                    let image = memory.path().join("image");
+                    std::fs::write(&image, noise(8 << 20)).expect("writable");
+                    image.to_str().expect("UTF-8").to_owned()
+                }
+                "LUKS2" => dir.luks2("image"),
+                _ => {
+                    let image = dir.image("image", 24);
+                    call_with(b"secret", gcm.into_iter().chain(FAST).chain([&*image])).works();
+                    image
+                }
+            };
+            let options: &[&str] = match kind {
+                "raw" | "raw in memory" => &["--type", "raw"],
+                "sealed" => &["--integrity-no-journal"],
+                _ => &[],
+            };
+            let server = Named::start(&run, "data", &[&["--io", io, &*image], options].concat());
+            let len = run.json(&["status", "data", "--json"])["sectors"].as_u64().expect("a number") * 512;
+            let mut client = server.connect();
+            client.write(0, &[1; 4096]).expect("it is whole");
+            client.flush().expect("it is whole");
+            let file = std::fs::File::options().write(true).open(&image).expect("it is there");
+            let cut = file.metadata().expect("it is open").len() - CUT;
+            file.set_len(cut).expect("it can be cut");
+            // One that the worker copies, or gives to another thread.
+            let written = [256 << 10, 4096].map(|length| client.write(len - length, &noise(length as usize)));
+            if kind == "sealed, journal" {
+                // It is in the journal: its copy to the end fails.
+                run.call(&["close", "data"]).fails(1, &["may be lost", "hint: "]);
+            } else {
+                assert!(written.iter().all(Result::is_err), "{kind}, {io}: the end has moved");
+                client.flush().expect_err("as after lost writes");
+                client.write(0, &[2; 512]).expect_err("also where the file is");
+                assert_eq!(run.json(&["status", "data", "--json"])["writes_lost"], true, "{kind}, {io}");
+                client.read(len - (CUT / 2), 4096).expect_err("no zeroes, no noise");
+                run.call(&["close", "data"]).fails(1, &[]);
+            }
+            assert_eq!(server.ended().0, Some(1), "{kind}, {io}");
+            assert_eq!(file.metadata().expect("it is open").len(), cut, "{kind}, {io}: it has become longer");
+        }
     }
 }

@@ -428,3 +428,38 @@ fn persistent_stores_and_removes_the_flag_no_journal() {
         assert_eq!((&status["integrity"]["mode"], flags()), (&"journal".into(), "(no flags)".to_owned()));
     }
 }
+
+#[test]
+fn damaged_journal_is_refused_by_name_and_salvaged_on_request() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let image = format(&dir, 24, &["--cipher", "aes-gcm-random", "--integrity", "aead", "--integrity-lazy"]);
+    let mut server = Named::start(&run, "data", &[&image]);
+    let mut client = server.connect();
+    client.write(0, &noise(64 << 10)).unwrap();
+    client.flush().unwrap();
+    server.kill();
+    let whole = fs::read(&image).unwrap();
+    // Behind the superblock: commit id, first entry's position, displaced bytes, and tag.
+    let journal = (16 << 20) + 4096;
+    let used =
+        (0..4096).find(|section| whole[journal + section * 512..][..4] == [0; 4]).expect("the first entry") * 512;
+    for byte in [504, 0, 8, 16] {
+        let mut damaged = whole.clone();
+        damaged[journal + used + byte] ^= 8;
+        fs::write(&image, &damaged).unwrap();
+        let words = ["the journal is damaged: ", "hint: nothing was written", "--integrity-salvage-journal"];
+        call_with(b"secret", ["export", "--range", "0:4096", &image, "-"]).fails(1, &words);
+        call_with(b"secret", ["serve", &image, "--run", "true"]).fails(1, &words);
+        assert!(fs::read(&image).unwrap() == damaged, "byte {byte}: written to");
+        let salvaged =
+            call_with(b"secret", ["export", "--integrity-salvage-journal", "--range", "0:4096", &image, "-"]);
+        assert_eq!(salvaged.code, 0, "{}", salvaged.err);
+        assert!(fs::read(&image).unwrap() == damaged, "byte {byte}: written to");
+        let salvaged = call_with(b"secret", ["serve", "--integrity-salvage-journal", &image, "--run", "true"]);
+        assert!(salvaged.code == 0 && salvaged.err.contains("left out"), "{}", salvaged.err);
+        call_with(b"secret", ["export", &image, "-"]).works();
+    }
+    fs::write(&image, &whole).unwrap();
+    let exported = call_with(b"secret", ["export", "--range", "0:65536", &image, "-"]);
+    assert!(exported.works().out == noise(64 << 10));
+}

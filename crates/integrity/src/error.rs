@@ -23,6 +23,15 @@ pub enum IntegrityError {
         /// The reason.
         reason: &'static str,
     },
+    /// The journal is longer than [`MAX_JOURNAL_SECTORS`](crate::MAX_JOURNAL_SECTORS).
+    #[error("the journal has {sectors} sectors")]
+    LongJournal {
+        /// Its sectors.
+        sectors: u64,
+    },
+    /// The journal is damaged. Nothing was written.
+    #[error("the journal is damaged: {0}")]
+    Journal(JournalDamage),
     /// A store failed.
     #[error("cannot {action}")]
     Io {
@@ -46,6 +55,72 @@ impl IntegrityError {
     /// Returns the error of a store as that of an action.
     pub(crate) fn io(action: &'static str) -> impl FnOnce(Errno) -> Self {
         move |source| Self::Io { action, source }
+    }
+}
+
+/// Damage of a journal that no power cut leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalDamage {
+    /// A sector has none of the commit ids of its place. Sectors that a power cut has kept from being written have that
+    /// of an earlier lap.
+    #[error("sector {sector} of section {section} has no commit id of this journal")]
+    CommitId {
+        /// Number of the section.
+        section: u32,
+        /// Number of the sector in it.
+        sector: usize,
+    },
+    /// Sectors of all laps are there, so that none is the oldest.
+    #[error("its sectors are of too many laps")]
+    Laps,
+    /// The MAC of a section that was written whole does not match.
+    #[error("the MAC of section {section} does not match")]
+    Mac {
+        /// Number of the section.
+        section: u32,
+    },
+    /// An entry is for a sector at which no block of the volume starts.
+    #[error("entry {entry} of section {section} has an impossible position")]
+    Position {
+        /// Number of the section.
+        section: u32,
+        /// Number of the entry in it.
+        entry: usize,
+    },
+    /// Position, data and tag of an entry do not match.
+    #[error("entry {entry} of section {section} does not match its tag")]
+    Tag {
+        /// Number of the section.
+        section: u32,
+        /// Number of the entry in it.
+        entry: usize,
+    },
+    /// A long journal is all zeroes.
+    #[error("it is longer than 64 MiB and was never written")]
+    NeverWritten,
+}
+
+/// A journal cannot be read or replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplayError {
+    Io(Errno),
+    Damaged(JournalDamage),
+}
+
+impl From<Errno> for ReplayError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno)
+    }
+}
+
+impl ReplayError {
+    /// Returns the error as that of an action.
+    pub(crate) const fn during(action: &'static str) -> impl FnOnce(Self) -> IntegrityError {
+        move |error| match error {
+            Self::Io(source) => IntegrityError::Io { action, source },
+            Self::Damaged(damage) => IntegrityError::Journal(damage),
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::error::IntegrityError;
 use crate::journal_cipher::JournalCipher;
 use crate::journal_codec::JournalCodec;
 use crate::layout::{DEFAULT_SECTORS_PER_BIT, JournalLayout, Layout, MAX_LOG2_BUFFER, largest_interleaved};
+use crate::options::MAX_JOURNAL_SECTORS;
 use crate::stores::{DeviceSizes, Stores};
 use crate::superblock::{Flags, SUPERBLOCK_LEN, Superblock, read_bytes, write_bytes};
 use crate::tags::{MAX_TAG_LEN, SALT_LEN, TagHash};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 /// Default number of sectors of a data area.
 pub(crate) const DEFAULT_INTERLEAVE_SECTORS: u32 = 32768;
-const MAX_DEFAULT_JOURNAL_SECTORS: u64 = 131_072;
+pub(crate) const MAX_DEFAULT_JOURNAL_SECTORS: u64 = 131_072;
 
 /// Options of a new volume. The defaults are those of integritysetup.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct FormatOptions {
     pub fix_hmac: bool,
     /// Whether the volume's tags are to be computed from the present data.
     pub recalculate: bool,
+    /// Whether the journal may be longer than [`MAX_JOURNAL_SECTORS`](crate::MAX_JOURNAL_SECTORS).
+    pub long_journal: bool,
     /// Whether to replace what is in the superblock's place. Otherwise it must be zero.
     pub overwrite: bool,
     /// Salt; random by default.
@@ -59,6 +62,7 @@ impl Default for FormatOptions {
             fix_padding: true,
             fix_hmac: true,
             recalculate: false,
+            long_journal: false,
             overwrite: false,
             salt: None,
         }
@@ -129,6 +133,10 @@ impl FormatOptions {
         }
         if superblock.provided_data_sectors == 0 {
             return Err(too_small);
+        }
+        let sectors = JournalLayout::new(&superblock).sectors();
+        if sectors > MAX_JOURNAL_SECTORS && !self.long_journal {
+            return Err(IntegrityError::LongJournal { sectors });
         }
         superblock.check_fields()?;
         Ok(superblock)

@@ -3,14 +3,14 @@
 //! Each commit of the journal changes its newest section, so the digest of that section recognizes the last durable
 //! state. [`tag_root`] recognizes the tags of all blocks of a volume that was closed, and so their data.
 
-use crate::device::{will_empty_journal, will_replay};
+use crate::device::{Core, StoredSections};
 use crate::digest::{Digest, section_digest};
-use crate::error::IntegrityError;
+use crate::error::{IntegrityError, ReplayError};
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions, load};
 use crate::stores::Stores;
-use crate::superblock::array;
+use crate::superblock::{Superblock, array};
 use crate::tags::TagHash;
 use inlock_engine::store::read_all;
 use sha2::{Digest as _, Sha256};
@@ -43,7 +43,7 @@ pub fn stored_section(
     options: &OpenOptions,
     number: u32,
 ) -> Result<Option<StoredSection>, IntegrityError> {
-    let (codec, layout) = codec(stores, options)?;
+    let (codec, layout, _) = codec(stores, options)?;
     if number >= layout.journal.sections {
         return Ok(None);
     }
@@ -74,16 +74,17 @@ pub fn tag_root(stores: &Stores, options: &OpenOptions) -> Result<Digest, Integr
 ///
 /// As [`load`], or if a store fails.
 pub fn empties_journal(stores: &Stores, options: &OpenOptions) -> Result<bool, IntegrityError> {
-    let (codec, layout) = codec(stores, options)?;
-    let keep = options.mode == Mode::Journal;
-    will_empty_journal(stores, &layout, &codec, keep).map_err(IntegrityError::io("read the journal"))
+    let (codec, layout, superblock) = codec(stores, options)?;
+    let core = Core::new(stores.clone(), layout);
+    let sections = StoredSections::new(&core, &codec, &superblock).salvaging(options.salvage_journal);
+    sections.will_be_emptied(options.mode == Mode::Journal).map_err(ReplayError::during("read the journal"))
 }
 
 /// Returns the codec of a volume's journal.
-fn codec(stores: &Stores, options: &OpenOptions) -> Result<(JournalCodec, Layout), IntegrityError> {
+fn codec(stores: &Stores, options: &OpenOptions) -> Result<(JournalCodec, Layout, Superblock), IntegrityError> {
     let (superblock, layout) = load(stores, options)?;
     let (cipher, mac) = (options.journal_cipher.clone(), options.journal_mac.clone());
-    Ok((JournalCodec::new(layout.journal, cipher, mac, superblock.hash_salt()), layout))
+    Ok((JournalCodec::new(layout.journal, cipher, mac, superblock.hash_salt()), layout, superblock))
 }
 
 fn root_of(stores: &Stores, layout: &Layout) -> Result<Digest, IntegrityError> {
@@ -274,10 +275,12 @@ impl FreshnessRecord {
             }
             // A section before it that is no longer whole would end the replay, and take back what was acknowledged.
             if self.state == RecordedState::Open {
-                let (codec, layout) = codec(stores, options)?;
-                let replays = will_replay(stores, &layout, &codec, number);
-                if !replays.map_err(IntegrityError::io("read the journal"))? {
-                    return Ok(Freshness::Older);
+                let (codec, layout, superblock) = codec(stores, options)?;
+                let core = Core::new(stores.clone(), layout);
+                match StoredSections::new(&core, &codec, &superblock).will_replay(number) {
+                    Ok(true) => {}
+                    Ok(false) | Err(ReplayError::Damaged(_)) => return Ok(Freshness::Older),
+                    Err(error) => return Err(ReplayError::during("read the journal")(error)),
                 }
             }
         }

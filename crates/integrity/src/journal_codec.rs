@@ -104,6 +104,13 @@ impl JournalCodec {
         (upper < UNUSED - 1).then_some(sector)
     }
 
+    /// Returns the logical sectors of the entries in a sector of a section.
+    pub(crate) fn sectors_at<'a>(&'a self, image: &'a [u8], sector: usize) -> impl Iterator<Item = Option<u64>> + 'a {
+        let is_metadata = sector < SECTION_METADATA_SECTORS;
+        let entries = if is_metadata { sector..self.layout.entries } else { 0..0 };
+        entries.step_by(SECTION_METADATA_SECTORS).map(|entry| self.sector(image, entry))
+    }
+
     /// Puts the bytes back that the commit ids have displaced from the data, which [`JournalCodec::blocks`] returns
     /// then.
     pub(crate) fn restore(&self, image: &mut [u8]) {

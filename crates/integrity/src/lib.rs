@@ -32,7 +32,7 @@ mod verify;
 
 pub use device::{IntegrityDevice, JournalWriter, MetricsSnapshot, Mismatch, ReadError};
 pub use digest::{Digest, digest};
-pub use error::{IntegrityError, InvalidField};
+pub use error::{IntegrityError, InvalidField, JournalDamage};
 pub use format::{FormatOptions, format};
 pub use freshness::{
     Freshness, FreshnessKey, FreshnessRecord, RecordedState, StoredSection, empties_journal, stored_section, tag_root,
@@ -40,7 +40,7 @@ pub use freshness::{
 pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};
 pub use marks::Marks;
-pub use options::{Mode, OpenOptions, load};
+pub use options::{MAX_JOURNAL_SECTORS, Mode, OpenOptions, load};
 pub use resize::resize;
 pub use store::{Fill, Filled, IntegrityStore, Sealing};
 pub use stores::{DeviceSizes, Stores};

@@ -22,6 +22,10 @@ pub enum Mode {
     Recovery,
 }
 
+/// Sectors of the longest journal that is opened without [`OpenOptions::long_journal`]: 1 GiB. A longer one is more
+/// likely a superblock that makes an open read or write what the device does not really have, as in a sparse file.
+pub const MAX_JOURNAL_SECTORS: u64 = 1 << 21;
+
 /// Options of opening a volume.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -49,6 +53,11 @@ pub struct OpenOptions {
     pub legacy_recalculate: bool,
     /// Whether the volume is read-only.
     pub read_only: bool,
+    /// Whether a [damaged](crate::JournalDamage) journal is used without what is damaged in it. Otherwise the volume
+    /// is not opened.
+    pub salvage_journal: bool,
+    /// Whether a journal may be longer than [`MAX_JOURNAL_SECTORS`].
+    pub long_journal: bool,
 }
 
 impl OpenOptions {
@@ -66,6 +75,8 @@ impl OpenOptions {
             recalculate: false,
             legacy_recalculate: false,
             read_only: false,
+            salvage_journal: false,
+            long_journal: false,
         }
     }
 
@@ -105,6 +116,10 @@ pub fn load(stores: &Stores, options: &OpenOptions) -> Result<(Superblock, Layou
         superblock.check_mac(&bytes[..], options.journal_mac.as_deref())?;
     }
     let layout = Layout::new(&superblock, &stores.sizes())?;
+    let sectors = layout.journal.sectors();
+    if sectors > MAX_JOURNAL_SECTORS && !options.long_journal && options.mode != Mode::Recovery {
+        return Err(IntegrityError::LongJournal { sectors });
+    }
     if options.mode == Mode::Bitmap && superblock.flags.has(Flags::DIRTY_BITMAP) {
         layout.bitmap_len(superblock.log2_blocks_per_bitmap_bit)?;
     }

@@ -3,8 +3,9 @@
 use crate::device::{IntegrityDevice, MAX_STEP, ReadError};
 use crate::error::IntegrityError;
 use crate::marks::Marks;
-use crate::options::Mode;
+use crate::options::{Mode, OpenOptions};
 use crate::scratch::{MAX_LEN, Scratch, ScratchPool, bytes_of};
+use crate::stores::Stores;
 use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector, scrub_stack};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use std::ops::ControlFlow;
@@ -51,6 +52,11 @@ impl Sealing {
         self.marks.as_ref()
     }
 
+    /// Whether a block matches its tag. Overwrites it.
+    fn is_match(&self, sector: u64, block: &mut [u8], tag: &[u8]) -> bool {
+        self.aead.open(Sector(sector), InOut::InPlace(block), tag).is_ok_and(|bad| bad.is_empty())
+    }
+
     /// Encrypts the blocks of `data` from `sector` in place and makes their tags, for
     /// [`IntegrityDevice::wipe`].
     ///
@@ -79,6 +85,20 @@ pub struct Filled {
     pub reached: u64,
     /// Blocks that did not match their tags.
     pub blocks: u64,
+}
+
+impl IntegrityDevice {
+    /// Opens a volume whose tags are those of `sealing`: entries of the journal that do not match are damage.
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::open`].
+    pub fn open_sealed(stores: Stores, options: OpenOptions, sealing: &Sealing) -> Result<Self, IntegrityError> {
+        let check = |sector: u64, data: &mut [u8], tag: &[u8]| sealing.is_match(sector, data, tag);
+        let device = Self::open_with(stores, options, Some(&check));
+        scrub_stack::<CIPHER_STACK>();
+        device
+    }
 }
 
 /// Source of the tags.

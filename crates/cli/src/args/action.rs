@@ -216,7 +216,14 @@ pub(crate) const REMOTE: &[&str] = &["connect-timeout", "reconnect-delay", "stor
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
 /// A LUKS2 volume with integrity protection.
-pub(crate) const SEALED: &[&str] = &["integrity-no-journal", "freshness", "freshness-accept", "freshness-tags"];
+pub(crate) const SEALED: &[&str] = &[
+    "integrity-no-journal",
+    "integrity-salvage-journal",
+    "integrity-long-journal",
+    "freshness",
+    "freshness-accept",
+    "freshness-tags",
+];
 /// Holes of the underlying device.
 pub(crate) const HOLES: &[&str] = &["holes"];
 /// A LUKS header.

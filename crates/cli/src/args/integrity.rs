@@ -7,7 +7,7 @@ use inlock_integrity::{Mode, TagAlgorithm};
 
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::integrity_args::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalCipherArgs};
+use crate::volume::integrity_args::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalArgs, JournalCipherArgs};
 use crate::volume::integrity_line::DEFAULT_COMMIT_TIME;
 
 /// Options that open a volume.
@@ -36,6 +36,8 @@ pub(crate) const INTEGRITY: &[&str] = &[
     "integrity-legacy-hmac",
     "integrity-legacy-recalculate",
     "integrity-inline",
+    "integrity-salvage-journal",
+    "integrity-long-journal",
 ];
 
 /// Converts the options that open a volume.
@@ -98,7 +100,13 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
         allow_discards: options.allow_discards,
         recalculate: options.integrity_recalculate || options.integrity_recalculate_reset,
         legacy_recalculate: options.integrity_legacy_recalculate,
+        journal: journal_args(options),
     })
+}
+
+/// Converts the options that accept a journal.
+pub(crate) fn journal_args(options: &Options) -> JournalArgs {
+    JournalArgs { salvage: options.integrity_salvage_journal, long: options.integrity_long_journal }
 }
 
 /// Refuses `--integrity-inline`.

@@ -380,6 +380,12 @@ pub(crate) struct Options {
     /// Recovery mode (no journal, no tag checking)
     #[arg(short = 'R', long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub integrity_recovery_mode: bool,
+    /// Open a volume whose journal is damaged: what is damaged in it is lost, the rest is replayed
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_salvage_journal: bool,
+    /// Accept a journal of more than 1 GiB
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_long_journal: bool,
     /// Recalculate initial tags automatically
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub integrity_recalculate: bool,

@@ -9,6 +9,7 @@ use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::table::CryptOptions;
 use inlock_volume::{Hash, HeaderPolicy};
 
+use super::integrity::journal_args;
 use super::left_out;
 use super::options::Options;
 use crate::error::CliError;
@@ -193,6 +194,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         persistent,
         policy,
         no_journal,
+        journal: journal_args(options),
         freshness,
         links,
         shared,

@@ -13,6 +13,7 @@ use crate::control::info::RuntimeInfo;
 use crate::error::CliError;
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
+use crate::volume::integrity_args::JournalArgs;
 use crate::volume::open::ask_key;
 use crate::volume::source::{HeaderArgs, KeyArgs, Luks, SourceArgs, VolumeType};
 
@@ -87,6 +88,7 @@ impl RunningKey {
             persistent: false,
             policy,
             no_journal: None,
+            journal: JournalArgs::default(),
             freshness: None,
             links: Vec::new(),
             shared: false,

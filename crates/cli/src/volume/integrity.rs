@@ -15,12 +15,13 @@ use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
     IntegrityDevice, IntegrityError, IntegrityStore, JournalWriter, Mismatch, Mode, OpenOptions, Sealing, Stores,
-    Superblock,
+    Superblock, load,
 };
 use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
+use super::integrity_args::JournalArgs;
 use super::integrity_line::{DEFAULT_COMMIT_TIME, RunningLine};
 use super::lock::{self, DeviceLock};
 use super::threads::limit_waits;
@@ -96,42 +97,48 @@ impl IntegrityOpening {
     pub(super) fn of_segment(
         segment: &AuthenticatedSegment,
         no_journal: bool,
+        journal: JournalArgs,
         freshness: Option<FreshnessCheck>,
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
         let (tag_size, block_len) = (Some(segment.spec.metadata_len()), Some(segment.unit.bytes()));
-        let (options, start) = (OpenOptions { tag_size, block_len, ..OpenOptions::new(mode) }, segment.data_offset.0);
+        let options = journal.apply(OpenOptions { tag_size, block_len, ..OpenOptions::new(mode) });
+        let start = segment.data_offset.0;
         Self { options, every: DEFAULT_COMMIT_TIME, start, freshness, line: None, direct: false, is_of_header: true }
     }
 
-    /// Opens the volume below a segment, after a comparison with its freshness file.
+    /// Opens the volume below a segment, after a comparison with its freshness file. Returns it with the store of its
+    /// plaintext.
     pub(super) fn open_fresh(
         mut self,
-        segment: &AuthenticatedSegment,
-        metadata: &Device,
-        data: Option<&Device>,
+        (metadata, data): (&Device, Option<&Device>),
+        segment: AuthenticatedSegment,
         key: &VolumeKey,
         io: IoMode,
         read_only: bool,
-    ) -> anyhow::Result<MaintainedIntegrity> {
+    ) -> anyhow::Result<(MaintainedIntegrity, Arc<IntegrityStore>)> {
+        let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
         if self.is_of_header {
-            let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
-            check_fits(segment, &stores, metadata)?;
+            check_fits(&segment, &stores, metadata)?;
         }
-        let file = match self.freshness.take() {
-            Some(check) => {
-                let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
-                check.verify(key, metadata, stores, &self.options, !read_only)?
-            }
-            None => None,
-        };
-        let integrity = self.open(metadata, data, io, read_only)?;
+        let freshness = self.freshness.take();
+        let file = freshness.map(|check| check.verify(key, metadata, stores.clone(), &self.options, !read_only));
+        let file = file.transpose()?.flatten();
+        let (_, layout) = load(&stores, &self.options).map_err(cannot_use(&metadata.path))?;
+        let unfit = || misfit(&segment, layout.block_len(), layout.journal.tag_size, &metadata.path);
+        // Before the journal is replayed, whose entries have to match.
+        let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), layout.journal.tag_size).map_err(|_| unfit())?;
+        if segment.unit.bytes() != layout.block_len() {
+            return Err(unfit());
+        }
+        let integrity = self.open_with(metadata, data, io, read_only, Some(&sealing))?;
+        let store = IntegrityStore::sealed(Arc::clone(&integrity.device), sealing).map_err(|_| unfit())?;
         if let Some(file) = file {
             file.attach(&integrity.device)?;
             // There is none yet.
             let _ = integrity.freshness.set(file);
         }
-        Ok(integrity)
+        Ok((integrity, Arc::new(store)))
     }
 
     /// Opens the volume: replays its journal, and starts its thread.
@@ -142,19 +149,34 @@ impl IntegrityOpening {
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
+        self.open_with(metadata, data, io, read_only, None)
+    }
+
+    fn open_with(
+        self,
+        metadata: &Device,
+        data: Option<&Device>,
+        io: IoMode,
+        read_only: bool,
+        sealing: Option<&Sealing>,
+    ) -> anyhow::Result<MaintainedIntegrity> {
         let stores = stores_of(metadata, data, |device| match self.direct {
             true => device.direct_store(read_only),
             false => device.store(io, read_only, false),
         })?;
         let stores = Stores { start: self.start, ..stores };
         let options = OpenOptions { read_only, ..self.options };
-        let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&metadata.path))?;
+        let device = match sealing {
+            Some(sealing) => IntegrityDevice::open_sealed(stores, options, sealing),
+            None => IntegrityDevice::open(stores, options),
+        };
+        let device = device.map_err(cannot_use(&metadata.path))?;
         let mismatches = device.metrics().mismatches;
         if mismatches > 0 {
             let path = metadata.path.display();
             let place = device.mismatched_sectors().first().map(|sector| format!(", the first one at sector {sector}"));
             let place = place.unwrap_or_default();
-            warn(format_args!("{path}: {mismatches} blocks of the journal do not match their tags{place}"));
+            warn(format_args!("{path}: {mismatches} damaged parts of the journal are left out{place}"));
         }
         let path = metadata.path.clone();
         device.observe_mismatches(move |mismatch| warn_of_mismatch(&path, mismatch));
@@ -184,12 +206,23 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
         IntegrityError::Option { option, reason } => {
             CliError::usage(format!("Option --{option} cannot be used with device {}: {reason}.", path.display()))
         }
+        error @ IntegrityError::Journal(_) => CliError::refused(
+            format!("Device {} cannot be used: {error}.", path.display()),
+            "nothing was written; check the hash and its key, the key of the journal, and the device; \
+             --integrity-salvage-journal opens the volume without what is damaged, whose writes are then lost",
+        ),
+        error @ IntegrityError::LongJournal { .. } => CliError::refused(
+            format!("Device {} cannot be used: {error}, more than 1 GiB.", path.display()),
+            "use --integrity-long-journal, if you know that its journal is this long",
+        ),
         error => anyhow::Error::from(error).context(format!("Device {} cannot be used", path.display())),
     }
 }
 
 /// Shortest time between two commits of the journal: options may ask for none.
 const SHORTEST: Duration = Duration::from_millis(10);
+/// Time within which changed tags are in the page cache, if neither a journal nor a bitmap tells of them.
+const TAGS_EVERY: Duration = Duration::from_millis(200);
 
 /// A device of the library, and its threads: one commits its journal, clears its bitmap and computes its tags, the
 /// other empties the journal.
@@ -252,15 +285,6 @@ impl MaintainedIntegrity {
     /// Returns the device as a store of the engine.
     pub(crate) fn store(&self) -> anyhow::Result<Arc<dyn BackingStore>> {
         Ok(Arc::new(IntegrityStore::new(Arc::clone(&self.device)).map_err(std::io::Error::from)?))
-    }
-
-    /// Returns the plaintext of the device, which has the data units and tuples of `segment`, as a store of the engine.
-    pub(crate) fn sealed(&self, segment: AuthenticatedSegment, key: &VolumeKey) -> anyhow::Result<Arc<IntegrityStore>> {
-        let layout = self.device.layout();
-        let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), layout.journal.tag_size);
-        let store = sealing.ok().and_then(|sealing| IntegrityStore::sealed(Arc::clone(&self.device), sealing).ok());
-        let store = store.ok_or_else(|| misfit(&segment, layout.block_len(), layout.journal.tag_size, &self.path))?;
-        Ok(Arc::new(store))
     }
 }
 
@@ -365,12 +389,14 @@ fn maintain(
     let mut recalculating = !read_only && device.has_internal_tags();
     let mut last = Instant::now();
     loop {
-        let wait = if recalculating { Duration::ZERO } else { every.saturating_sub(last.elapsed()) };
+        let rest = every.saturating_sub(last.elapsed());
+        let rest = if device.has_unprotected_tags() { rest.min(TAGS_EVERY) } else { rest };
+        let wait = if recalculating { Duration::ZERO } else { rest };
         if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
             return;
         }
-        let mut result: Result<(), Errno> = Ok(());
-        if recalculating {
+        let mut result: Result<(), Errno> = device.write_tags_back();
+        if recalculating && result.is_ok() {
             result = device.recalculate_step().map(|finished| recalculating = !finished);
         }
         if result.is_ok() && last.elapsed() >= every {
@@ -386,5 +412,36 @@ fn maintain(
             warn(format_args!("{}: cannot maintain the volume: {error}", path.display()));
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_integrity::{FormatOptions, TagHash, format};
+    use inlock_tests::wait::eventually;
+
+    /// Without a journal a killed process leaves the blocks that it has written with their tags.
+    #[test]
+    fn changed_tags_without_a_journal_are_soon_on_the_store() {
+        let hash = Some(Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap()));
+        let memory = |bytes| Arc::new(MemoryStore::new(bytes));
+        let store = memory(vec![0; 1 << 20]);
+        let options = FormatOptions { internal_hash: hash.clone(), ..FormatOptions::default() };
+        format(&Stores::interleaved(store.clone()), &options).unwrap();
+        let options = OpenOptions { internal_hash: hash, ..OpenOptions::new(Mode::Direct) };
+        let open = |store| IntegrityDevice::open(Stores::interleaved(store), options.clone()).unwrap();
+        let hour = Duration::from_secs(3600);
+        let volume = MaintainedIntegrity::start(Arc::new(open(store.clone())), Path::new("test"), hour).unwrap();
+        for value in 1..4 {
+            volume.device.write(8, &[value; 512], &[]).unwrap();
+            let left = || {
+                let mut data = [0; 512];
+                open(memory(store.contents())).read(8, &mut data, &mut []).map(|()| data[0]).ok()
+            };
+            eventually("the tag is stored", left, |found| *found == Some(value));
+        }
+        volume.close().unwrap();
     }
 }

@@ -28,6 +28,23 @@ pub(crate) struct IntegrityArgs {
     pub allow_discards: bool,
     pub recalculate: bool,
     pub legacy_recalculate: bool,
+    pub journal: JournalArgs,
+}
+
+/// Journals that are accepted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct JournalArgs {
+    /// `--integrity-salvage-journal`
+    pub salvage: bool,
+    /// `--integrity-long-journal`
+    pub long: bool,
+}
+
+impl JournalArgs {
+    /// Returns options that accept it.
+    pub(crate) fn apply(self, options: OpenOptions) -> OpenOptions {
+        OpenOptions { salvage_journal: self.salvage, long_journal: self.long, ..options }
+    }
 }
 
 /// A hash and its key.
@@ -87,6 +104,6 @@ impl IntegrityArgs {
         options.allow_discards = self.allow_discards;
         options.recalculate = self.recalculate;
         options.legacy_recalculate = self.legacy_recalculate;
-        Ok(options)
+        Ok(self.journal.apply(options))
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::integrity::{IntegrityOpening, cannot_use, check_fits, stores};
+use super::integrity_args::JournalArgs;
 use super::integrity_line::{DEFAULT_COMMIT_TIME, MODES, RunningLine, arguments, mode_in_table};
 use crate::error::CliError;
 
@@ -24,7 +25,7 @@ pub(super) fn allow_discards(allowed: bool) -> CryptOptions {
 
 /// Checks the superblock against a line, and returns how to open the volume of dm-integrity.
 pub(super) fn opening(
-    line: &IntegrityLine,
+    (line, journal): (&IntegrityLine, JournalArgs),
     is_sealed: bool,
     sectors: u64,
     metadata: &Device,
@@ -41,7 +42,7 @@ pub(super) fn opening(
             "its tags are in the metadata of the device's sectors, which only the Linux kernel can access",
         ));
     };
-    let mut options = OpenOptions::new(mode);
+    let mut options = journal.apply(OpenOptions::new(mode));
     let unfit_key = || unfit(&metadata.path);
     options.internal_hash = given.internal_hash.as_ref().map(tag_hash).transpose().map_err(unfit_key())?;
     options.journal_mac = given.journal_mac.as_ref().map(tag_hash).transpose().map_err(unfit_key())?;

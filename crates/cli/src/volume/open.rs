@@ -213,7 +213,7 @@ fn unlock_luks(
         Some(segment) => {
             let no_journal = args.no_journal.is_some() || unlocked.flags.no_journal && !args.persistent;
             let freshness = args.freshness.as_ref().map(|args| FreshnessCheck::new(args.clone(), &header, luks));
-            let opening = IntegrityOpening::of_segment(&segment, no_journal, freshness);
+            let opening = IntegrityOpening::of_segment(&segment, no_journal, args.journal, freshness);
             Contents::Authenticated(segment, unlocked.key, opening)
         }
     };
@@ -262,7 +262,7 @@ fn open_integrity_table(table: IntegrityTable, args: &SourceArgs, writing: bool)
         None => (device, None),
     };
     let IntegrityDevices { metadata, data, locks } = IntegrityDevices::lock(metadata, data, mode)?;
-    let opening = integrity_table::opening(&line, sealed.is_some(), sectors, &metadata, data.as_ref())?;
+    let opening = integrity_table::opening((&line, args.journal), sealed.is_some(), sectors, &metadata, data.as_ref())?;
     let flags = match &sealed {
         Some(sealed) => sealed.options,
         None => integrity_table::allow_discards(line.options.allow_discards),

@@ -7,7 +7,7 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
-use super::integrity_args::IntegrityArgs;
+use super::integrity_args::{IntegrityArgs, JournalArgs};
 use super::keyring::KeyLink;
 use super::table::TableArg;
 use super::verity::VerityArgs;
@@ -26,6 +26,8 @@ pub(crate) struct SourceArgs {
     pub policy: HeaderPolicy,
     /// Why a volume with integrity protection is opened without its journal.
     pub no_journal: Option<NoJournal>,
+    /// Journals that are accepted.
+    pub journal: JournalArgs,
     /// `--freshness`
     pub freshness: Option<FreshnessArgs>,
     /// `--link-vk-to-keyring`

@@ -217,8 +217,8 @@ impl UnlockedVolume {
                 let line = opening.line.take().unwrap_or_else(|| RunningLine::of_header(&data[0], opening.start));
                 let inner = segment.spec.inner();
                 let access = access_to(inner.into_iter(), access, path);
-                let integrity = opening.open_fresh(&segment, &data[0], data.get(1), &key, mode, access.read_only)?;
-                let store = integrity.sealed(segment, &key)?;
+                let devices = (&data[0], data.get(1));
+                let (integrity, store) = opening.open_fresh(devices, segment, &key, mode, access.read_only)?;
                 let sealed = Some(SealedStore { store: Arc::clone(&store), segment, line: Arc::new(line) });
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
                 let store = threaded(store, &data[0], data.get(1))?;

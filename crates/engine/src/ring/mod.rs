@@ -204,6 +204,17 @@ impl Operation {
         }
     }
 
+    /// Returns the byte behind the last one that it writes to a store, and 0 for a sync.
+    pub(crate) fn write_end(&self) -> Option<u64> {
+        let (offset, len) = match self {
+            Self::Write { offset, range, .. } => (*offset, range.len()),
+            Self::Writev { offset, segments } => (*offset, segments.iter().map(|segment| segment.bytes().len()).sum()),
+            Self::Sync => (0, 0),
+            _ => return None,
+        };
+        Some(offset.saturating_add(len as u64))
+    }
+
     /// Returns whether a store carries the operation out.
     fn is_on_store(&self) -> bool {
         match self {

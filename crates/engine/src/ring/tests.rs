@@ -115,6 +115,7 @@ fn parts_are_written_one_behind_the_other() {
         let segments = || (0..MAX_WRITE_SEGMENTS).map(segment).collect();
         let expected: Vec<u8> = (0..MAX_WRITE_SEGMENTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();
         let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap());
         let id = ring.add_store(&store).unwrap();
         ring.reserve_writev(1);

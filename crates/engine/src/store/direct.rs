@@ -91,6 +91,10 @@ impl BackingStore for DirectStore {
         self.device.revalidate_len()
     }
 
+    fn is_cut_before(&self, end: u64) -> bool {
+        self.device.is_cut_before(end)
+    }
+
     fn profile(&self) -> StoreProfile {
         StoreProfile { memory_alignment: 1, has_native_fua: false, ..self.device.profile() }
     }

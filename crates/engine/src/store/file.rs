@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// I/O engine for a file.
 #[non_exhaustive]
@@ -31,6 +31,8 @@ pub enum IoMode {
 pub struct FileStore {
     file: File,
     len: AtomicU64,
+    /// A write was behind the end of the file: it has become shorter.
+    is_cut: AtomicBool,
     read_only: bool,
     /// Whether the descriptor is hidden, so that the worker calls the store inline.
     hidden: bool,
@@ -79,12 +81,17 @@ impl FileStore {
             hole_len: None,
         };
         let Geometry { len, read_only } = geometry(len);
-        Ok(Self { file, len: AtomicU64::new(len), read_only, hidden, profile })
+        Ok(Self { file, len: AtomicU64::new(len), is_cut: AtomicBool::new(false), read_only, hidden, profile })
     }
 
     /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Fails if `len` bytes at `offset` are not inside the file.
+    fn check_end(&self, offset: u64, len: usize) -> Result<(), Errno> {
+        if self.is_cut_before(offset.saturating_add(len as u64)) { Err(Errno::IO) } else { Ok(()) }
     }
 
     fn seek(&self, to: SeekFrom) -> Result<u64, Errno> {
@@ -128,6 +135,20 @@ impl BackingStore for FileStore {
         Ok(len)
     }
 
+    fn is_cut_before(&self, end: u64) -> bool {
+        // A block device has no bytes behind its end.
+        if self.profile.is_block_device {
+            return false;
+        }
+        if end > 0 && !self.is_cut.load(Ordering::Relaxed) {
+            let is_inside = rustix::fs::fstat(&self.file).is_ok_and(|stat| end <= stat.st_size.cast_unsigned());
+            if !is_inside {
+                self.is_cut.store(true, Ordering::Release);
+            }
+        }
+        self.is_cut.load(Ordering::Acquire)
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         (!self.hidden).then(|| self.file.as_fd())
     }
@@ -141,19 +162,23 @@ impl BackingStore for FileStore {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.check_end(offset, data.len())?;
         rustix::io::pwrite(&self.file, data, offset).map_err(Errno::from_rustix)
     }
 
     fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.check_end(offset, data.len())?;
         let parts = [IoSlice::new(data)];
         rustix::io::pwritev2(&self.file, &parts, offset, ReadWriteFlags::DSYNC).map_err(Errno::from_rustix)
     }
 
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.check_end(offset, parts.iter().map(|part| part.len()).sum())?;
         rustix::io::pwritev(&self.file, parts, offset).map_err(Errno::from_rustix)
     }
 
     fn sync(&self) -> Result<(), Errno> {
+        self.check_end(0, 0)?;
         rustix::fs::fdatasync(&self.file).map_err(Errno::from_rustix)
     }
 
@@ -189,5 +214,32 @@ impl BackingStore for FileStore {
                 Err(error) => Err(error),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, BlockingDevice, Device, RequestError};
+    use std::sync::Arc;
+
+    #[test]
+    fn cut_file_is_not_made_long_again_and_no_flush_succeeds() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let store = FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap();
+        let device = Arc::new(Device::raw(Arc::new(store), Access::default()));
+        let disk = BlockingDevice::new(Arc::clone(&device));
+        // Behind what is written nothing is missed.
+        file.set_len(4096).unwrap();
+        disk.write_at(&[1; 4096], 0).unwrap();
+        disk.flush().unwrap();
+        let failed = Err(RequestError::Io(Errno::IO));
+        assert_eq!(disk.write_at(&[2; 2], 4095), failed, "one byte is behind the end");
+        assert_eq!(disk.write_at(&[2; 512], (1 << 20) - 512), failed);
+        assert_eq!((disk.flush(), device.has_lost_writes()), (failed, true));
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(disk.write_at(&[2; 512], 8192), failed, "what was in between is gone");
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
     }
 }

@@ -233,6 +233,12 @@ pub trait BackingStore: Send + Sync {
         Ok(self.geometry().len)
     }
 
+    /// Returns whether a write up to byte `end` would lengthen the store, or one before would have: its end has moved,
+    /// and bytes between would read as if they had been written.
+    fn is_cut_before(&self, _end: u64) -> bool {
+        false
+    }
+
     /// Returns the descriptor for the ring. `None`: the store is asynchronous, or the worker calls the methods below
     /// inline.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

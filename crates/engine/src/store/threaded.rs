@@ -251,6 +251,10 @@ impl BackingStore for ThreadedStore {
         Some(self)
     }
 
+    fn is_cut_before(&self, end: u64) -> bool {
+        self.shared.store.is_cut_before(end)
+    }
+
     fn profile(&self) -> StoreProfile {
         let (inline_read_len, inline_write_len) = self.inline;
         StoreProfile { inline_read_len, inline_write_len, ..self.shared.store.profile() }

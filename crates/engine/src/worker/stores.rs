@@ -98,7 +98,14 @@ impl AsyncOperations {
 impl<F: Frontend> Worker<F> {
     /// Submits an operation to a store. It completes later.
     pub(super) fn submit(&mut self, store: usize, operation: Operation, token: Token) {
-        match self.volume.access[store] {
+        let access = match (self.volume.access[store], operation.write_end()) {
+            // The call fails, without the race of an operation.
+            (StoreAccess::Ring(_), Some(end)) if self.volume.device.stores()[store].is_cut_before(end) => {
+                StoreAccess::Inline
+            }
+            (access, _) => access,
+        };
+        match access {
             StoreAccess::Ring(file) => self.ring.submit(file, operation, token),
             StoreAccess::Async => {
                 let pending = self.asynchronous.begin(operation, token);

@@ -43,6 +43,12 @@ impl Bits {
     pub(super) fn write(&self, core: &Core) -> Result<(), Errno> {
         core.write_metadata(&self.bytes, core.layout.journal_at())
     }
+
+    /// Makes the first sector durable: by it a bitmap without its flag is told from a damaged journal.
+    pub(super) fn write_start(&self, core: &Core) -> Result<(), Errno> {
+        core.write_metadata(&self.bytes[..512], core.layout.journal_at())?;
+        core.sync(false)
+    }
 }
 
 /// The bitmap of an open device, in the journal's place. All its bits are durable.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Stores of a device, with the cached tags and the locks of blocks.
-pub(super) struct Core {
+pub(crate) struct Core {
     pub(super) stores: Stores,
     pub(super) layout: Layout,
     pub(super) tags: TagCache,
@@ -26,7 +26,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(stores: Stores, layout: Layout) -> Self {
+    pub(crate) fn new(stores: Stores, layout: Layout) -> Self {
         Self {
             stores,
             layout,
@@ -95,10 +95,16 @@ impl Core {
 
     /// Writes the cached tags and syncs all stores.
     pub(super) fn write_back(&self) -> Result<(), Errno> {
+        self.flush_tags()?;
+        self.sync(true)
+    }
+
+    /// Writes the cached tags.
+    pub(super) fn flush_tags(&self) -> Result<(), Errno> {
         self.check()?;
         let written = self.note(self.tags.flush(&self.stores, &self.layout))?;
         self.metrics.count_stored(written);
-        self.sync(true)
+        Ok(())
     }
 
     /// Syncs the metadata store, and the data store too if `all`.

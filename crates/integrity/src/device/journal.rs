@@ -296,3 +296,53 @@ impl State {
         self.images.get_mut(&id).expect("each section in use has memory")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::IntegrityDevice;
+    use crate::format::{FormatOptions, format};
+    use crate::options::{Mode, OpenOptions};
+    use crate::stores::Stores;
+    use crate::tags::TagHash;
+    use inlock_engine::store::memory::MemoryStore;
+    use std::sync::Arc;
+
+    /// All sections are sealed, the thread has not freed one yet, and there is one more entry: a flush must free
+    /// sections before the journal takes it.
+    #[test]
+    fn flush_with_every_section_sealed_overwrites_none_of_them() {
+        let hash = Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap());
+        let options = FormatOptions {
+            tag_size: Some(240),
+            internal_hash: Some(Arc::clone(&hash)),
+            journal_sectors: Some(64),
+            interleave_sectors: 64,
+            ..FormatOptions::default()
+        };
+        let store = Arc::new(MemoryStore::new(vec![0; 192 << 10]));
+        format(&Stores::interleaved(store.clone()), &options).unwrap();
+        let open = |bytes: Vec<u8>| {
+            let options = OpenOptions { internal_hash: Some(Arc::clone(&hash)), ..OpenOptions::new(Mode::Journal) };
+            IntegrityDevice::open(Stores::interleaved(Arc::new(MemoryStore::new(bytes))), options).unwrap()
+        };
+        let options = OpenOptions { internal_hash: Some(Arc::clone(&hash)), ..OpenOptions::new(Mode::Journal) };
+        let device = IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap();
+        let layout = device.layout().journal;
+        let journal = device.journal.as_ref().unwrap();
+        // A thread that does not run.
+        journal.orders.pretend_followed();
+        let blocks = (layout.sections as usize * layout.entries + 1) as u64;
+        for block in 0..blocks {
+            device.write(block, &[block as u8 + 1; 512], &[]).unwrap();
+        }
+        assert_eq!(journal.state().sealed.len(), layout.sections as usize);
+        assert_eq!(journal.state().used, 1);
+        device.flush().unwrap();
+        let after_power_cut = open(store.contents());
+        for block in 0..blocks {
+            let mut data = [0; 512];
+            after_power_cut.read(block, &mut data, &mut []).unwrap();
+            assert_eq!(data, [block as u8 + 1; 512], "block {block}");
+        }
+    }
+}

@@ -42,6 +42,12 @@ impl Orders {
         }
     }
 
+    /// Makes the journal count on a thread that there is not.
+    #[cfg(test)]
+    pub(super) fn pretend_followed(&self) {
+        self.state().is_followed = true;
+    }
+
     /// Whether a thread follows the orders.
     pub(super) fn is_followed(&self) -> bool {
         self.state().is_followed

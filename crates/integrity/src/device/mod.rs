@@ -14,13 +14,13 @@ mod stripes;
 mod tag_cache;
 mod wipe;
 
+pub(crate) use core::Core;
 pub use journal_writer::JournalWriter;
 pub use metrics::MetricsSnapshot;
 pub use mismatches::Mismatch;
-pub(crate) use replay::{will_empty_journal, will_replay};
+pub(crate) use replay::StoredSections;
 pub(crate) use wipe::MAX_STEP;
 
-use self::core::Core;
 use crate::digest::Digest;
 use crate::format::clear_journal;
 use crate::layout::Layout;
@@ -362,6 +362,23 @@ impl IntegrityDevice {
 
     fn lock_superblock(&self) -> MutexGuard<'_, Superblock> {
         self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether changed tags are in the memory of this process only until they are
+    /// [written back](IntegrityDevice::write_tags_back): neither a journal nor a bitmap tells of them.
+    pub fn has_unprotected_tags(&self) -> bool {
+        self.options.mode == Mode::Direct && !self.options.read_only
+    }
+
+    /// Writes changed tags to their places, without a sync, so that the end of this process leaves blocks that match
+    /// them. To be called often, unless there are no [such tags](IntegrityDevice::has_unprotected_tags).
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::flush`].
+    pub fn write_tags_back(&self) -> Result<(), Errno> {
+        let is_due = self.has_unprotected_tags() && self.core.tags.has_new_changes();
+        if is_due { self.core.flush_tags() } else { Ok(()) }
     }
 
     /// Flushes, and clears the bits of the bitmap. To be called every few seconds, and when the device is idle.

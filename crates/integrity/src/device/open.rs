@@ -5,9 +5,9 @@ use super::bitmap::{Bitmap, Bits};
 use super::core::Core;
 use super::journal::Journal;
 use super::recalculate::Recalculation;
-use super::replay::replay;
+use super::replay::{EntryCheck, StoredSections};
 use super::stored_journal::StoredJournal;
-use crate::error::IntegrityError;
+use crate::error::{IntegrityError, ReplayError};
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions, load};
@@ -16,6 +16,7 @@ use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
 use crate::verify::Verifier;
 use inlock_engine::Errno;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, RwLock};
 
@@ -27,6 +28,15 @@ impl IntegrityDevice {
     ///
     /// Fails as [`load`] does before anything is written, or if a store fails.
     pub fn open(stores: Stores, options: OpenOptions) -> Result<Self, IntegrityError> {
+        Self::open_with(stores, options, None)
+    }
+
+    /// Opens a volume. Entries of the journal have to pass `sealed`, unless the tags are computed here.
+    pub(crate) fn open_with(
+        stores: Stores,
+        options: OpenOptions,
+        sealed: Option<EntryCheck<'_>>,
+    ) -> Result<Self, IntegrityError> {
         let (superblock, layout) = load(&stores, &options)?;
         let verifier = Verifier::new(&options, &superblock, layout.block_len());
         let device = Self {
@@ -45,10 +55,15 @@ impl IntegrityDevice {
         if device.options.mode == Mode::Recovery {
             return Ok(device);
         }
-        device.prepare(superblock, layout).map_err(IntegrityError::io("replay the journal"))
+        device.prepare(superblock, layout, sealed).map_err(ReplayError::during("replay the journal"))
     }
 
-    fn prepare(mut self, mut superblock: Superblock, layout: Layout) -> Result<Self, Errno> {
+    fn prepare(
+        mut self,
+        mut superblock: Superblock,
+        layout: Layout,
+        sealed: Option<EntryCheck<'_>>,
+    ) -> Result<Self, ReplayError> {
         let salt = superblock.hash_salt();
         let (cipher, mac) = (self.options.journal_cipher.clone(), self.options.journal_mac.clone());
         let codec = JournalCodec::new(layout.journal, cipher, mac, salt);
@@ -63,37 +78,30 @@ impl IntegrityDevice {
             Ok(len) if was_dirty && self.options.mode == Mode::Bitmap => Some(Bits::read(&self.core, len, log2)?),
             _ => None,
         };
+        let tagger = self.verifier.as_ref().map(|verifier| &verifier.tagger);
+        let internal =
+            tagger.map(|tagger| move |sector: u64, data: &mut [u8], tag: &[u8]| tagger.is_tag_of(sector, data, tag));
+        let check = internal.as_ref().map(|check| check as EntryCheck<'_>).or(sealed);
+        // Tags that are to be computed again need not match.
+        let check = check.filter(|_| !self.options.recalculate);
+        let sections = StoredSections::new(&self.core, &codec, &superblock);
+        let sections = StoredSections { check, ..sections }.salvaging(self.options.salvage_journal);
         if self.options.read_only {
             // With a bitmap in its place there is no journal.
-            self.stored_journal = if was_dirty { None } else { StoredJournal::load(&self.core, codec)? };
+            let entries = if was_dirty { HashMap::new() } else { StoredJournal::load(&sections)? };
+            self.stored_journal = StoredJournal::new(codec, entries);
             return Ok(self);
         }
         let keep = self.options.mode == Mode::Journal;
-        let position = if was_dirty {
-            None
-        } else {
-            Some(replay(&self.core, &codec, self.verifier.as_ref().map(|v| &v.tagger), keep)?)
-        };
+        let position = if was_dirty { None } else { Some(sections.replay(keep)?) };
         self.start_recalculation(&superblock, was_dirty, dirty_bits.clone());
         let restart = was_dirty || self.options.recalculate;
         match self.options.mode {
             Mode::Bitmap => {
-                let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
                 let everything = self.options.recalculate || (!was_dirty && superblock.is_recalculating());
-                let mut bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
-                if everything {
-                    // Durable before the flag, with which the bits replace the place where the recalculation is.
-                    bits.set_all();
-                    bits.write(&self.core)?;
-                    self.core.sync(false)?;
-                }
-                self.bitmap = Some(Bitmap { bits: Mutex::new(bits), journal: codec, closed: AtomicBool::new(false) });
-                // The bits tell what is to be computed. With the flag, a volume with a key could not be opened again.
-                self.mark(self.options.recalculate)?;
-                if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !everything) {
-                    // After the flag: the kernel fails a volume without it that has other bytes than a journal.
-                    bitmap.write(&self.core)?;
-                }
+                let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
+                let bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
+                self.start_bitmap(bits, codec, everything)?;
                 Ok(self)
             }
             mode => {
@@ -114,6 +122,25 @@ impl IntegrityDevice {
                 Ok(self)
             }
         }
+    }
+
+    /// Puts a bitmap in the journal's place; `everything` is to be computed.
+    fn start_bitmap(&mut self, mut bits: Bits, codec: JournalCodec, everything: bool) -> Result<(), Errno> {
+        if everything {
+            // Durable before the flag, with which the bits replace the place where the recalculation is.
+            bits.set_all();
+            bits.write_start(&self.core)?;
+            bits.write(&self.core)?;
+            self.core.sync(false)?;
+        }
+        self.bitmap = Some(Bitmap { bits: Mutex::new(bits), journal: codec, closed: AtomicBool::new(false) });
+        // The bits tell what is to be computed. With the flag, a volume with a key could not be opened again.
+        self.mark(self.options.recalculate)?;
+        if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !everything) {
+            // After the flag: the kernel fails a volume without it that has other bytes than a journal.
+            bitmap.write(&self.core)?;
+        }
+        Ok(())
     }
 
     /// Stores the flags of the session's start.

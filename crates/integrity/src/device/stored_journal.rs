@@ -1,7 +1,8 @@
 //! The journal of a volume that is open read-only. Nothing is replayed: its blocks are read from the journal.
 
 use super::core::Core;
-use super::replay::{find_start, for_each_entry, for_each_section, read_section};
+use super::replay::{Entries, StoredSections, read_section};
+use crate::error::ReplayError;
 use crate::journal_codec::JournalCodec;
 use inlock_engine::Errno;
 use std::collections::HashMap;
@@ -17,17 +18,22 @@ pub(super) struct StoredJournal {
 }
 
 impl StoredJournal {
-    /// Reads the sections that a replay would copy to their places. `None`: there are none.
-    pub(super) fn load(core: &Core, codec: JournalCodec) -> Result<Option<Self>, Errno> {
-        let Some(found) = find_start(core, &codec)? else { return Ok(None) };
-        let mut entries = HashMap::new();
-        for_each_section(core, &codec, &found, |section, image| {
-            for_each_entry(core, &codec, section, image, |block, entry| {
-                entries.insert(block, (section, entry));
+    /// Returns section and entry of each block that a replay would copy to its place.
+    pub(super) fn load(sections: &StoredSections<'_>) -> Result<HashMap<u64, (u32, usize)>, ReplayError> {
+        let mut newest = HashMap::new();
+        let Some(found) = sections.find_start()? else { return Ok(newest) };
+        sections.for_each_section(&found, |section, image| {
+            sections.for_each_entry(section, image, Entries::Checked, |block, entry| {
+                newest.insert(block, (section, entry));
                 Ok(())
             })
         })?;
-        Ok((!entries.is_empty()).then(|| Self { codec, entries, last: Mutex::new(None) }))
+        Ok(newest)
+    }
+
+    /// Returns the journal with these entries. `None`: there are none.
+    pub(super) fn new(codec: JournalCodec, entries: HashMap<u64, (u32, usize)>) -> Option<Self> {
+        (!entries.is_empty()).then(|| Self { codec, entries, last: Mutex::new(None) })
     }
 
     /// Reads data and tag of a block, if it is in the journal.

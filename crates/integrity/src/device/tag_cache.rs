@@ -4,6 +4,7 @@ use crate::layout::Layout;
 use crate::stores::Stores;
 use inlock_engine::Errno;
 use inlock_engine::store::{read_all, write_all};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a cached piece. Tag areas are multiples of it.
@@ -33,12 +34,14 @@ pub(super) struct TagCache {
     shards: Vec<Mutex<Shard>>,
     /// Pieces of one write of a flush.
     run: Mutex<Vec<u8>>,
+    /// Whether pieces were changed since [`TagCache::has_new_changes`].
+    is_dirty: AtomicBool,
 }
 
 impl Default for TagCache {
     fn default() -> Self {
         let run = Mutex::new(Vec::with_capacity(GROUP as usize * PIECE));
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), run }
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), run, is_dirty: AtomicBool::new(false) }
     }
 }
 
@@ -55,12 +58,22 @@ impl TagCache {
     /// Changes the tags of `block` and the blocks after it; they are written when the cache is flushed. Returns the
     /// number of bytes that were written to make room.
     pub(super) fn write(&self, stores: &Stores, layout: &Layout, block: u64, tags: &[u8]) -> Result<u64, Errno> {
-        self.each_run(layout, block, tags.len(), |at, range| {
+        let written = self.each_run(layout, block, tags.len(), |at, range| {
             self.access(stores, layout, at, range.len(), |piece, done, len, dirty| {
                 piece.copy_from_slice(&tags[range.start + done..][..len]);
                 *dirty = true;
             })
-        })
+        });
+        // After the change: a flush in between has written it, or the next one does.
+        if !self.is_dirty.load(Ordering::Relaxed) {
+            self.is_dirty.store(true, Ordering::Release);
+        }
+        written
+    }
+
+    /// Whether tags were changed since the last call.
+    pub(super) fn has_new_changes(&self) -> bool {
+        self.is_dirty.load(Ordering::Relaxed) && self.is_dirty.swap(false, Ordering::Acquire)
     }
 
     /// Writes all changed pieces, those side by side in one write, and returns the number of bytes. The caller syncs

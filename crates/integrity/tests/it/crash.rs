@@ -322,6 +322,53 @@ fn sections_of_long_writes_survive_power_cuts() {
     assert!(states >= 2000, "{states} states");
 }
 
+/// Power cuts while a volume is opened in another mode than it was last used in: it can be opened in both, and what
+/// was flushed is there.
+#[test]
+fn power_cut_while_modes_change_leaves_no_damaged_journal() {
+    let mut states = 0;
+    let formats = shapes().into_iter().filter(|format| format.internal_hash.is_some());
+    for (format, seed) in formats.flat_map(|format| (1..4).map(move |seed| (format.clone(), seed))) {
+        let mut random = Numbers(seed * 104_729);
+        for (from, to, recalculate) in [
+            (Mode::Bitmap, Mode::Journal, false),
+            (Mode::Bitmap, Mode::Direct, false),
+            (Mode::Journal, Mode::Bitmap, false),
+            (Mode::Journal, Mode::Bitmap, true),
+            (Mode::Direct, Mode::Bitmap, true),
+        ] {
+            let recalculate = recalculate && !format.internal_hash.as_ref().unwrap().algorithm().is_keyed();
+            let first = memory(formatted(&format, LEN, None).0);
+            let device =
+                IntegrityDevice::open(Stores::interleaved(first.clone()), open_options(from, &format)).unwrap();
+            for block in 0..BLOCKS {
+                write(&device, block, 1, 1, false);
+            }
+            device.flush().unwrap();
+            // It is not closed.
+            let before = first.contents();
+            let store = Arc::new(Recorder {
+                inner: MemoryStore::new(before.clone()),
+                log: Mutex::default(),
+                swallow_syncs: false,
+            });
+            let options = OpenOptions { recalculate, ..open_options(to, &format) };
+            drop(IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap());
+            let log = store.log.lock().unwrap().clone();
+            let allowed = vec![vec![1]; BLOCKS as usize];
+            for cut in 0..=log.len() {
+                let bytes = state(&before, &log, cut, &mut random);
+                for mode in [from, to] {
+                    let violations = violations_of(bytes.clone(), &allowed, &open_options(mode, &format), false);
+                    assert_eq!(violations, 0, "{from:?} to {to:?}, {mode:?} after {cut} steps, seed {seed}");
+                }
+                states += 1;
+            }
+        }
+    }
+    assert!(states > 500, "{states}");
+}
+
 /// The negative controls: a store that loses syncs, and the mode that promises nothing.
 #[test]
 fn power_cut_check_finds_lost_syncs_and_direct_mode() {

@@ -3,7 +3,9 @@
 use crate::support::{fill, formatted, hash, memory, open_options, tuple};
 use inlock_cipher::VolumeKey;
 use inlock_engine::Errno;
-use inlock_integrity::{FormatOptions, IntegrityDevice, JournalCipher, Mode, OpenOptions, ReadError, Stores};
+use inlock_integrity::{
+    FormatOptions, IntegrityDevice, IntegrityError, JournalCipher, JournalDamage, Mode, OpenOptions, ReadError, Stores,
+};
 use std::sync::Arc;
 
 const MODES: [Mode; 3] = [Mode::Journal, Mode::Bitmap, Mode::Direct];
@@ -300,16 +302,41 @@ fn changed_block_in_the_journal_is_refused_read_only() {
     let store = memory(formatted(&format, 1 << 20, None).0);
     let open = |read_only| {
         let options = OpenOptions { read_only, ..open_options(Mode::Journal, &format) };
-        IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap()
+        IntegrityDevice::open(Stores::interleaved(store.clone()), options)
     };
-    let device = open(false);
+    let device = open(false).unwrap();
     let unit: Vec<u8> = (0..512).map(|at| (at % 251) as u8).collect();
     device.write(8, &unit, &[]).unwrap();
     device.flush().unwrap();
     drop(device);
     // Its only copy on the store, without the bytes that a commit id replaces.
     let at = store.contents().windows(400).position(|bytes| *bytes == unit[..400]).unwrap();
+    let opened_before = open(true).unwrap();
     inlock_engine::store::write_all(&*store, &[unit[100] ^ 1], at as u64 + 100).unwrap();
     let mut data = vec![0; 512];
-    assert_eq!(open(true).read(8, &mut data, &mut []), Err(ReadError::Mismatch(vec![8])));
+    assert_eq!(opened_before.read(8, &mut data, &mut []), Err(ReadError::Mismatch(vec![8])));
+    for read_only in [true, false] {
+        assert!(matches!(open(read_only), Err(IntegrityError::Journal(JournalDamage::Tag { .. }))));
+    }
+}
+
+#[test]
+fn tags_that_are_written_back_match_what_a_killed_process_leaves() {
+    let format = FormatOptions { internal_hash: Some(hash("crc32c")), ..FormatOptions::default() };
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let open = |store| IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Direct, &format)).unwrap();
+    let device = open(store.clone());
+    let found = || {
+        let (mut data, left) = (vec![0; 512], open(memory(store.contents())));
+        left.read(8, &mut data, &mut []).is_ok().then_some(data)
+    };
+    device.write(8, &fill(8, 1, 512), &[]).unwrap();
+    device.flush().unwrap();
+    assert_eq!(found(), Some(fill(8, 1, 512)));
+    for value in 2..4 {
+        device.write(8, &fill(8, value, 512), &[]).unwrap();
+        assert_eq!(found(), None, "its tag is in the memory of the process");
+        device.write_tags_back().unwrap();
+        assert_eq!(found(), Some(fill(8, value, 512)));
+    }
 }

@@ -6,8 +6,8 @@ use inlock_cipher::VolumeKey;
 use inlock_engine::store::{memory::MemoryStore, write_all};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use inlock_integrity::{
-    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, IntegrityStore, JournalCipher, Layout, Mode,
-    OpenOptions, RecordedState, Stores, empties_journal, stored_section, tag_root,
+    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher,
+    Layout, Mode, OpenOptions, RecordedState, Stores, empties_journal, stored_section, tag_root,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -386,7 +386,10 @@ fn journals_that_an_open_leaves_as_they_are_are_told() {
     assert!(!empties(&used, Mode::Journal) && empties(&used, Mode::Direct));
     let mut torn = used.clone();
     torn[device.layout().section_at(0) as usize + 1016] ^= 0x80;
-    assert!(empties(&torn, Mode::Journal));
+    for mode in [Mode::Journal, Mode::Direct] {
+        let told = empties_journal(&stores(&torn), &OpenOptions::new(mode));
+        assert!(matches!(told, Err(IntegrityError::Journal(_))), "{told:?}");
+    }
     torn.copy_from_slice(&used);
     torn[device.layout().section_at(0) as usize + 1016..][..8].iter_mut().for_each(|byte| *byte ^= 0x33);
     assert!(empties(&torn, Mode::Journal) && empties(&torn, Mode::Direct));

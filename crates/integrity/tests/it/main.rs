@@ -5,6 +5,7 @@
 
 mod breakages;
 mod crash;
+mod damaged_journals;
 mod device;
 mod faults;
 mod format;

@@ -80,7 +80,7 @@ impl FormatArgs {
         options.internal_hash = Some(hash);
         options.journal_mac = self.integrity.journal_mac.as_ref().map(HashArgs::load).transpose()?;
         options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
-        options.overwrite = true;
+        (options.overwrite, options.long_journal) = (true, self.integrity.journal.long);
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         format(&stores, &options).map_err(cannot_use(&self.image))?;
         let Some(fill) = self.fill else { return Ok(()) };
@@ -89,7 +89,7 @@ impl FormatArgs {
             internal_hash: options.internal_hash,
             journal_mac: options.journal_mac,
             journal_cipher: options.journal_cipher,
-            ..OpenOptions::new(Mode::Direct)
+            ..self.integrity.journal.apply(OpenOptions::new(Mode::Direct))
         };
         wipe(&self.image, stores, options, 0, (fill, None), self.show)
     }

@@ -14,6 +14,7 @@ use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::error::CliError;
 use crate::ui::progress::Show;
+use crate::volume::integrity_args::JournalArgs;
 use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_integrity::Mode;
 use inlock_volume::HeaderPolicy;
@@ -126,6 +127,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: None,
+        journal: JournalArgs::default(),
         freshness: None,
         links: Vec::new(),
         shared: false,

@@ -14,6 +14,7 @@ use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
+use crate::volume::integrity_args::JournalArgs;
 use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
 
@@ -139,6 +140,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: None,
+        journal: JournalArgs::default(),
         freshness: None,
         links: Vec::new(),
         shared: false,
