@@ -5,12 +5,11 @@
 //! and records the mutants that it reaches; each mutant runs the tests that reach it until one fails (`trial.rs`).
 //! Survivors are compared with docs/mutants.md (`verdict.rs`).
 //!
-//! Mutants run in an order that depends on their names alone and looks random, so an interrupted run, or one with
-//! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
-//! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so
-//! the sample is another one, and so it is with `--seed N`. `--subtle` tries the changes of `sites/subtle.rs` only.
-//! `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
-//! short test hangs. `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
+//! Mutants run in an order that looks random, so an interrupted run, or one with `--sample`, has tried a random sample;
+//! `--seed N` chooses another order, and `--skip N` leaves out its first N. A run continues where the last one ended,
+//! until `target/mutants/results` is removed; with `--survivors` or `--hung` it tries those again. `--subtle` tries
+//! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
+//! short test hangs, `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

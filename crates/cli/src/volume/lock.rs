@@ -365,7 +365,7 @@ mod tests {
                 for mode in [Mode::Exclusive, Mode::Shared] {
                     assert!(
                         take(mode, Duration::ZERO).is_none(),
-                        "{first:?}, then {mode:?} beside the one that waited"
+                        "{first:?}, then {mode:?} next to the one that waited"
                     );
                 }
                 drop(lock);

@@ -1,5 +1,5 @@
-//! Servers that carry out and reply in an order of their own, over several connections: what a flush covers, and in which
-//! order lost writes are made again.
+//! Servers that carry out and reply in an order of their own, over several connections: what a flush covers, and in
+//! which order lost writes are made again.
 
 use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, MULTI_CONN, Pause, Stage, quick, receive};
 use inlock_engine::{BackingStore, Errno};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Place of a write beside others.
+/// Place of a write that overlaps no other.
 const AT: usize = 1 << 19;
 
 /// Holds a request at a stage until it is told to go on.
@@ -91,7 +91,7 @@ fn flush_covers_no_write_acknowledged_after_it_was_sent() {
     }
 }
 
-/// The same with a flush of the store's own, which makes room in the log.
+/// A flush of the store's own, which makes room in the log, covers no more either.
 #[test]
 fn flush_of_the_log_keeps_writes_acknowledged_after_it_was_sent() {
     let gate = Arc::new(Gate::default());
