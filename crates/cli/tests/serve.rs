@@ -12,8 +12,8 @@ mod many_verbs;
 #[path = "serve/tls.rs"]
 mod tls;
 
-use harness::{Dir, call, call_with, have, inlock, noise, run};
-use inlock_tests::nbd::{Connection, Mode};
+use harness::{Dir, FAST, call, call_with, have, inlock, noise, run};
+use inlock_tests::nbd::{Connection, Mode, command, meta_data, option, option_reply};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -92,6 +92,38 @@ fn captive_command_gets_variables_and_returns_status() {
         text == format!("nbd://127.0.0.1:{port}/|{port}|") || text == format!("nbd://[::1]:{port}/|{port}|"),
         "{text}"
     );
+}
+
+/// Clients ask for as much as fits 32 bits, rounded to the minimum block size, and go on where the answer ends.
+#[test]
+fn holes_are_found_by_queries_of_any_alignment() {
+    let dir = Dir::new();
+    let image = dir.image("image", 9 << 10);
+    call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST)).works();
+    let (key, socket) = (dir.file("key", b"secret"), dir.name("s"));
+    let (server, _) = start(&[&image, "-d", &key, "--nbd", &format!("unix:{socket}")]);
+    let mut client = Connection::haggle(Path::new(&socket), Duration::from_secs(120)).unwrap();
+    client.negotiate(Mode::Structured).unwrap();
+    let set = client.ask(option::SET_META_CONTEXT, &meta_data(b"", &[b"base:allocation"])).unwrap();
+    assert_eq!((set.kind, client.option_reply().unwrap().kind), (option_reply::META_CONTEXT, option_reply::ACK));
+    client.go(b"").unwrap();
+    client.write(1 << 30, &[7; 4096]).unwrap();
+    let size = (9 << 30) - (16 << 20);
+    for (start, step) in [(0, 1 << 30), (0, u64::from(u32::MAX)), (1, 1 << 30), (4095, u64::from(u32::MAX) - 511)] {
+        let (mut at, mut data) = (start, 0);
+        while at < size {
+            let extents = client.call(0, command::BLOCK_STATUS, at, step.min(size - at), &[]).unwrap().extents;
+            assert!(!extents.is_empty() && extents.iter().all(|(len, _)| *len > 0), "{extents:?} at {at}");
+            for (len, flags) in extents {
+                data += if flags & 1 == 0 { len } else { 0 };
+                at += len;
+            }
+        }
+        // As much as the file system allocates at once for a write.
+        assert!((4096..=64 << 10).contains(&data), "{data} bytes of data from {start} in steps of {step}");
+    }
+    client.disconnect().unwrap();
+    assert_eq!(stop(server, Signal::TERM), (Some(0), String::new()));
 }
 
 #[test]

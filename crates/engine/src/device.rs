@@ -533,25 +533,26 @@ impl Device {
     /// [`RequestError::OutOfRange`] if the range exceeds the device; otherwise the error of the store.
     pub fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, RequestError> {
         let place = self.mapping().place(offset, len)?;
+        // The whole units that the range touches. They count from the segment's start, since the data area need not
+        // start at a multiple of the unit.
         let unit_len = place.unit_len as u64;
+        let head_len = place.within % unit_len;
+        let aligned_len = (head_len + place.len).next_multiple_of(unit_len);
         let run = match place.kind {
             TargetType::Crypt | TargetType::Linear => {
-                self.stores[place.store as usize].block_status(place.store_offset, place.len)?
+                self.stores[place.store as usize].block_status(place.store_offset - head_len, aligned_len)?
             }
             // The whole segment reads as zeroes, and nothing is stored.
-            TargetType::Zero => BlockStatus { offset, len: place.len, hole: true },
+            TargetType::Zero => BlockStatus::hole(offset, aligned_len),
             TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         };
-        // A hole shrinks and data grows to whole data units, because a unit that is stored in part is not a hole. Units
-        // count from the segment's start, since the data area need not start at a multiple of the unit.
-        let start = place.within;
-        let end = start + run.len.clamp(1, place.len);
-        let (hole, end) = match end / unit_len * unit_len {
-            whole if run.hole && whole > start && start.is_multiple_of(unit_len) => (true, whole),
-            _ => (false, end.next_multiple_of(unit_len).min(start + place.len)),
+        // A hole shrinks and data grows to whole units, because a unit that is stored in part is not a hole.
+        let run_len = run.len.clamp(1, aligned_len);
+        let (hole, end) = match run_len / unit_len * unit_len {
+            whole if run.hole && whole > 0 => (true, whole),
+            _ => (false, run_len.next_multiple_of(unit_len)),
         };
-        // A hole may end with the segment, whose last unit is whole.
-        Ok(BlockStatus { offset, len: end - start, hole })
+        Ok(BlockStatus { offset, len: (end - head_len).min(place.len), hole })
     }
 }
 

@@ -211,22 +211,29 @@ impl BackingStore for NbdStore {
 
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let unknown = Ok(BlockStatus::allocated(offset, len));
-        let asked = len.min(MAX_QUERY);
-        if !self.shared.has_extents() || asked == 0 || self.blocks_around(offset, asked as usize).is_some() {
+        // Whole blocks of the server: a hole of them is one of each of their bytes.
+        let asked = len.min(MAX_QUERY) as usize;
+        let (start, whole) = self.blocks_around(offset, asked).unwrap_or((offset, asked));
+        let head = offset - start;
+        if !self.shared.has_extents() || whole as u64 <= head {
             return unknown;
         }
         let (sender, receiver) = channel();
         let deadline = self.deadline().min(Instant::now() + EXTENTS_TIMEOUT);
-        self.shared.push(Job::new(Kind::Extents, Owner::Query(sender), offset, asked, deadline));
+        self.shared.push(Job::new(Kind::Extents, Owner::Query(sender), start, whole as u64, deadline));
         match receiver.recv_timeout(EXTENTS_TIMEOUT) {
-            Ok((found, flags)) if flags & ZERO_HOLE == ZERO_HOLE => Ok(BlockStatus::hole(offset, found.min(asked))),
-            Ok((found, _)) => Ok(BlockStatus::allocated(offset, found.min(asked))),
+            Ok((found, flags)) if found > head => {
+                let is_hole = flags & ZERO_HOLE == ZERO_HOLE;
+                let status = if is_hole { BlockStatus::hole } else { BlockStatus::allocated };
+                Ok(status(offset, (found - head).min(asked as u64)))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 // It is not asked again over these connections.
                 self.shared.set_extents(false);
                 unknown
             }
-            Err(RecvTimeoutError::Disconnected) => unknown,
+            // An extent of a part of a block says nothing about the rest.
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => unknown,
         }
     }
 }

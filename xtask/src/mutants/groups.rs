@@ -38,6 +38,16 @@ const VOLUME: Tests = Tests {
         "vectors::argon2_memory",
     ],
 };
+const VOLUME_EDIT: Tests = Tests {
+    left_out: &[
+        "algorithms::every_hash",
+        "breakages::every_bit_flip",
+        "breakages::luks1::every_bit_flip",
+        "cryptsetup::luks_images_of_qemu",
+        "vectors::argon2_memory",
+    ],
+    ..VOLUME
+};
 const ENGINE: Tests = Tests {
     build: &["--package", "inlock-engine", "--lib", "--test", "it"],
     directory: "crates/engine",
@@ -75,7 +85,7 @@ const NBD_STORE: Tests = Tests {
     ],
 };
 
-pub(super) const GROUPS: [Group; 5] = [
+pub(super) const GROUPS: [Group; 6] = [
     Group {
         name: "volume",
         directory: "crates/volume",
@@ -89,6 +99,20 @@ pub(super) const GROUPS: [Group; 5] = [
             "luks2/commit.rs",
         ],
         tests: &[VOLUME],
+    },
+    Group {
+        name: "volume-edit",
+        directory: "crates/volume",
+        files: &[
+            "edit.rs",
+            "header_backup.rs",
+            "repair.rs",
+            "convert/",
+            "luks1/edit.rs",
+            "luks1/repair.rs",
+            "luks2/edit/",
+        ],
+        tests: &[VOLUME_EDIT],
     },
     Group {
         name: "engine",

@@ -5,11 +5,11 @@
 //! and records the mutants that it reaches; each mutant runs the tests that reach it until one fails (`trial.rs`).
 //! Survivors are compared with docs/mutants.md (`verdict.rs`).
 //!
-//! Mutants run in an order that depends on their names alone and looks random, so an interrupted run, or one with
-//! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
-//! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so
-//! the sample is another one. `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
-//! short test hangs. `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
+//! Mutants run in an order that looks random, so an interrupted run, or one with `--sample`, has tried a random sample;
+//! `--seed N` chooses another order, and `--skip N` leaves out its first N. A run continues where the last one ended,
+//! until `target/mutants/results` is removed; with `--survivors` or `--hung` it tries those again. `--subtle` tries
+//! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
+//! short test hangs, `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,6 +46,10 @@ struct Wanted {
     sample: Option<usize>,
     /// Number of mutants of each group, the first in the order of trials, to leave out.
     skip: usize,
+    /// Chooses the order of trials.
+    seed: u64,
+    /// Try subtle changes, and no others.
+    subtle: bool,
     /// Try the survivors of earlier runs again, and no others.
     survivors: bool,
     /// Try those again that hung in earlier runs, and no others.
@@ -68,17 +72,19 @@ impl Wanted {
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             match arg.as_str() {
-                "--sample" | "--skip" | "--jobs" | "--patience" | "--longest" => {
+                "--sample" | "--skip" | "--seed" | "--jobs" | "--patience" | "--longest" => {
                     let number = args.next().and_then(|number| number.parse::<u32>().ok());
                     let number = number.with_context(|| format!("{arg} needs a number"))?;
                     match arg.as_str() {
                         "--sample" => wanted.sample = Some(number as usize),
                         "--skip" => wanted.skip = number as usize,
+                        "--seed" => wanted.seed = number.into(),
                         "--jobs" => wanted.jobs = Some(number as usize),
                         "--longest" => wanted.longest = Some(number.into()),
                         _ => wanted.patience = Some(number.into()),
                     }
                 }
+                "--subtle" => wanted.subtle = true,
                 "--survivors" => wanted.survivors = true,
                 "--hung" => wanted.hung = true,
                 "--list" => wanted.list = true,
@@ -96,7 +102,8 @@ impl Wanted {
     }
 
     fn is_wanted(&self, name: &str) -> bool {
-        self.filters.is_empty() || self.filters.iter().any(|filter| filter.is_match(name))
+        let is_matched = self.filters.is_empty() || self.filters.iter().any(|filter| filter.is_match(name));
+        is_matched && (!self.subtle || sites::subtle::is_subtle(name))
     }
 }
 
@@ -104,8 +111,8 @@ impl Wanted {
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let wanted = Wanted::parse(args)?;
     let place = target_dir(root).join("mutants");
-    let mut tree = Tree::read(root, &place)?;
     let groups: Vec<&Group> = GROUPS.iter().filter(|group| wanted.groups.contains(&group.name)).collect();
+    let mut tree = Tree::read(root, &place, &groups)?;
     if wanted.list {
         let listed = tree.names.iter().filter(|name| groups.iter().any(|group| group.has_mutant(name)));
         listed.filter(|name| wanted.is_wanted(name)).for_each(|name| println!("{name}"));
@@ -169,7 +176,7 @@ fn try_group(
         .filter(|number| !tree.disabled.contains(number))
         .filter(|&number| group.has_mutant(&tree.names[number]) && wanted.is_wanted(&tree.names[number]))
         .collect();
-    numbers.sort_by_key(|&number| order(&tree.names[number]));
+    numbers.sort_by_key(|&number| order(wanted.seed, &tree.names[number]));
     numbers.drain(..wanted.skip.min(numbers.len()));
     numbers.truncate(wanted.sample.unwrap_or(usize::MAX));
     numbers.retain(|&number| match results.get(&tree.names[number]) {
@@ -201,9 +208,12 @@ fn try_group(
     })
 }
 
-/// Returns a mutant's place in the order of trials.
-fn order(name: &str) -> u64 {
+/// Returns a mutant's place in the order of trials that the seed chooses.
+fn order(seed: u64, name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
+    if seed > 0 {
+        seed.hash(&mut hasher);
+    }
     name.hash(&mut hasher);
     hasher.finish()
 }
@@ -216,12 +226,22 @@ mod tests {
     #[test]
     fn arguments_name_groups_and_filters() {
         let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
-        assert_eq!(parse(&[]).unwrap().groups, ["volume", "engine", "nbd", "nbd-store", "verity"]);
+        assert_eq!(parse(&[]).unwrap().groups, ["volume", "volume-edit", "engine", "nbd", "nbd-store", "verity"]);
         let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
         assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
         assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));
         let wanted = parse(&["--skip", "400", "--jobs", "2", "--patience", "30"]).unwrap();
         assert_eq!((wanted.skip, wanted.jobs, wanted.patience), (400, Some(2), Some(30)));
+        let wanted = parse(&["--subtle", "--seed", "7"]).unwrap();
+        assert!(
+            wanted.seed == 7 && wanted.is_wanted("a.rs: delete ! in f") && !wanted.is_wanted("a.rs: replace f -> u8")
+        );
+        let ordered = |seed| {
+            let mut numbers: Vec<usize> = (0..50).collect();
+            numbers.sort_by_key(|number| order(seed, &number.to_string()));
+            numbers
+        };
+        assert!(ordered(0) != ordered(1) && ordered(1) != ordered(2) && ordered(2) == ordered(2));
         for bad in [&["--fast"][..], &["--sample"], &["--sample", "x"], &["--jobs", "-1"], &["("]] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
@@ -230,7 +250,7 @@ mod tests {
     #[test]
     fn mutants_of_the_tree_have_names_of_their_own() {
         let root = crate::workspace_root().unwrap();
-        let tree = Tree::read(&root, &root.join("unused")).unwrap();
+        let tree = Tree::read(&root, &root.join("unused"), &GROUPS.iter().collect::<Vec<_>>()).unwrap();
         let names: BTreeSet<&String> = tree.names.iter().collect();
         assert_eq!(names.len(), tree.names.len());
         for group in &GROUPS {

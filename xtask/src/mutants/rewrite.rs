@@ -150,6 +150,8 @@ mod tests {
                 "a.rs: replace || with && in T::f: self.a == 1 || self.a == 1",
                 "a.rs: replace == with != in T::f: self.a == 1",
                 "a.rs: replace == with != in T::f: self.a == 1 (2)",
+                "a.rs: leave out a statement of T::f: g()?",
+                "a.rs: ignore the error of a statement of T::f: g()?",
             ]
         );
         assert_eq!(source(text).names(), source(&text.replace('\n', "\n\n")).names());
@@ -160,8 +162,8 @@ mod tests {
         let found = rewritten("fn f() { g(!(a && b) && c); }", &["replace &&", "delete !"]);
         assert_eq!(
             found,
-            "fn f() { g((if m(1) { (! (a && b)) || (c) } else { (if m(2) { (a && b) } else \
-             { !((if m(3) { (a) || (b) } else { a && b })) }) && c })); }"
+            "fn f() { g((if m(2) { (! (a && b)) || (c) } else { (if m(3) { (a && b) } else \
+             { !((if m(4) { (a) || (b) } else { a && b })) }) && c })); }"
         );
         syn::parse_file(&found).unwrap();
     }
@@ -205,7 +207,7 @@ mod tests {
         }
         let kept = |text: &str| source(text).names().iter().filter(|name| !name.contains("replace f")).count();
         assert_eq!(kept("fn f() { let a = [0; 1 + 2]; let b: [u8; 3 - 1] = a; match b { -1 => {} } }"), 0);
-        assert_eq!(kept("#[cfg(not(test))] fn f() { g(1 + 2); }"), 2);
+        assert_eq!(kept("#[cfg(not(test))] fn f() { g(1 + 2); }"), 3);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use syn::{Arm, Attribute, BinOp, Block, Expr, Item, Pat, ReturnType, Signature, 
 
 use super::values;
 
+pub(super) mod subtle;
+
 /// Characters of an expression that a mutant's name quotes.
 const QUOTED_LEN: usize = 72;
 
@@ -239,7 +241,12 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         }
     }
 
+    fn visit_stmt(&mut self, stmt: &'ast syn::Stmt) {
+        self.statement(stmt, |finder| visit::visit_stmt(finder, stmt));
+    }
+
     fn visit_expr(&mut self, expr: &'ast Expr) {
+        self.subtle(expr);
         match expr {
             Expr::Const(_) => {}
             Expr::Repeat(repeat) => self.visit_expr(&repeat.expr),

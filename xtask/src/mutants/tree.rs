@@ -1,4 +1,4 @@
-//! A copy of the tree with the mutants of all groups compiled in.
+//! A copy of the tree with the mutants of some groups compiled in.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use inlock_tests::process::{program, text};
 
-use super::groups::GROUPS;
+use super::groups::Group;
 use super::rewrite::{Rewritten, Source};
 
 /// Module that each mutated crate gets.
@@ -18,6 +18,7 @@ const ALLOWED: &[u8] = b"#![allow(warnings, arithmetic_overflow, unconditional_p
 
 /// The copy, and what is mutated in it.
 pub(super) struct Tree {
+    groups: Vec<&'static Group>,
     root: PathBuf,
     pub(super) copy: PathBuf,
     /// Names of the files under version control.
@@ -33,8 +34,9 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Reads the tree at `root`, to be copied to `place`. Mutants that did not compile earlier are left out.
-    pub(super) fn read(root: &Path, place: &Path) -> Result<Self> {
+    /// Reads the tree at `root`, to be copied to `place`, with the mutants of these groups. Those that did not compile
+    /// earlier are left out.
+    pub(super) fn read(root: &Path, place: &Path, groups: &[&'static Group]) -> Result<Self> {
         let listed = text(program("git").arg("-C").arg(root).args([
             "ls-files",
             "-z",
@@ -46,7 +48,7 @@ impl Tree {
             listed.split('\0').filter(|name| root.join(name).is_file()).map(str::to_owned).collect();
         ensure!(files.contains("Cargo.toml"), "version control lists no Cargo.toml");
         let (mut sources, mut names) = (Vec::new(), Vec::new());
-        for file in files.iter().filter(|file| GROUPS.iter().any(|group| group.has_file(file))) {
+        for file in files.iter().filter(|file| groups.iter().any(|group| group.has_file(file))) {
             let text = fs::read_to_string(root.join(file))?;
             let source = Source::parse(file, text, names.len()).with_context(|| format!("cannot parse {file}"))?;
             names.extend_from_slice(source.names());
@@ -56,14 +58,17 @@ impl Tree {
         let known = fs::read_to_string(&unviable).unwrap_or_default();
         let known: BTreeSet<&str> = known.lines().collect();
         let disabled = (0..names.len()).filter(|&number| known.contains(names[number].as_str())).collect();
-        let (root, copy) = (root.to_owned(), place.join("tree"));
-        Ok(Self { root, copy, files, sources, rewritten: Vec::new(), names, disabled, unviable })
+        let (groups, root, copy) = (groups.to_vec(), root.to_owned(), place.join("tree"));
+        Ok(Self { groups, root, copy, files, sources, rewritten: Vec::new(), names, disabled, unviable })
     }
 
     /// Keeps the names of mutants that do not compile for the next run.
     pub(super) fn save_disabled(&self) -> Result<()> {
-        let names: Vec<&str> = self.disabled.iter().map(|&number| self.names[number].as_str()).collect();
-        Ok(fs::write(&self.unviable, names.join("\n"))?)
+        let known = fs::read_to_string(&self.unviable).unwrap_or_default();
+        let names = self.disabled.iter().map(|&number| self.names[number].as_str());
+        // Those of other groups stay.
+        let names: BTreeSet<&str> = known.lines().chain(names).collect();
+        Ok(fs::write(&self.unviable, names.into_iter().collect::<Vec<_>>().join("\n"))?)
     }
 
     /// Brings the copy up to date.
@@ -75,7 +80,7 @@ impl Tree {
             if let Some((_, rewritten)) = self.rewritten.iter().find(|(file, _)| file == name) {
                 bytes = rewritten.text.clone().into_bytes();
             }
-            if GROUPS.iter().any(|group| *name == format!("{}/src/lib.rs", group.directory)) {
+            if self.groups.iter().any(|group| *name == format!("{}/src/lib.rs", group.directory)) {
                 bytes = [ALLOWED, &bytes, b"\nmod mutant_check;\n"].concat();
                 write_changed(&to.with_file_name("mutant_check.rs"), CHECK.as_bytes())?;
             }

@@ -344,6 +344,36 @@ mod tests {
         drop(held);
     }
 
+    /// The last holder removes its lock file while another process waits for it.
+    #[test]
+    fn lock_on_a_file_that_was_removed_meanwhile_is_taken_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f1.2");
+        let take = |mode, timeout| take_file(dir.path(), &path, mode, timeout).unwrap();
+        let open_files = || {
+            let files =
+                std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.ok()?.path().read_link().ok());
+            files.filter(|file| *file == path).count()
+        };
+        for first in [Mode::Exclusive, Mode::Shared] {
+            let held = take(first, Duration::ZERO).unwrap();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| take(Mode::Exclusive, Duration::from_secs(120)));
+                inlock_tests::wait::eventually("the other one waits", open_files, |open| *open == 2);
+                drop(held);
+                let lock = waiting.join().unwrap().unwrap();
+                for mode in [Mode::Exclusive, Mode::Shared] {
+                    assert!(
+                        take(mode, Duration::ZERO).is_none(),
+                        "{first:?}, then {mode:?} next to the one that waited"
+                    );
+                }
+                drop(lock);
+            });
+            assert!(!path.exists());
+        }
+    }
+
     #[test]
     fn long_names_have_lock_files_of_their_own() {
         assert_eq!(file_name("f1.2"), "f1.2");

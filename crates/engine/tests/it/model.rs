@@ -2,11 +2,12 @@
 
 use crate::scripted::{self, Ask, MAX_LEN};
 use crate::support::with;
-use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
+use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext, key};
+use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::Errno;
-use inlock_engine::store::Geometry;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device, RequestError};
 use std::fs::File;
 use std::sync::Arc;
@@ -265,6 +266,78 @@ fn holes_are_reported_as_holes_of_whole_units() {
         at += len;
     }
     assert!((4096..=16384).contains(&data), "{data} bytes of data reported for one unit");
+}
+
+/// A store of sectors, some of which are holes. It reads as zeroes.
+struct Holes(Vec<bool>);
+
+impl BackingStore for Holes {
+    fn geometry(&self) -> Geometry {
+        Geometry::new(self.0.len() as u64 * 512)
+    }
+    fn read_at(&self, data: &mut [u8], _: u64) -> Result<usize, Errno> {
+        data.fill(0);
+        Ok(data.len())
+    }
+    fn write_at(&self, data: &[u8], _: u64) -> Result<usize, Errno> {
+        Ok(data.len())
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        assert!(len > 0 && offset + len <= self.0.len() as u64 * 512, "{offset}+{len}");
+        let sectors = &self.0[(offset / 512) as usize..(offset + len).div_ceil(512) as usize];
+        let same = sectors.iter().take_while(|hole| **hole == sectors[0]).count() as u64;
+        let len = len.min(same * 512 - offset % 512);
+        Ok(if sectors[0] { BlockStatus::hole(offset, len) } else { BlockStatus::allocated(offset, len) })
+    }
+}
+
+/// A byte is in a hole if and only if its data unit is, wherever a query begins and ends.
+#[test]
+fn holes_are_the_same_for_every_alignment_of_a_query() {
+    let mut random = Random::new(86);
+    let encrypted = UNITS.map(|unit| (Some(CipherSpec::AES_XTS_PLAIN64), unit));
+    for (cipher, unit) in encrypted.into_iter().chain([(None, 512)]) {
+        for data_offset in [0, 3, 8, 128] {
+            let segment = with!(
+                Segment::whole(cipher.clone(), DataUnitSize::new(unit).unwrap()); data_offset: Sector(data_offset)
+            );
+            let unit = if cipher.is_some() { u64::from(unit) } else { 1 };
+            // Runs of up to four units, some of which end within one.
+            let mut sectors = vec![false; data_offset as usize];
+            while (sectors.len() as u64) < data_offset + 24 * unit.div_ceil(512) {
+                let run = 1 + random.below(4 * unit.div_ceil(512));
+                sectors.extend(vec![random.below(2) == 0; run as usize]);
+            }
+            sectors.truncate((data_offset + 24 * unit.div_ceil(512)) as usize);
+            let is_hole = |at: u64| {
+                let first = at / unit * unit + data_offset * 512;
+                sectors[(first / 512) as usize..(first + unit).div_ceil(512) as usize].iter().all(|hole| *hole)
+            };
+            let store = Arc::new(Holes(sectors.clone()));
+            let key = if cipher.is_some() { key() } else { VolumeKey::new(&[]) };
+            let device = Device::new(&[segment], &key, store, Access::default()).unwrap();
+            for _ in 0..200 {
+                let (start, len) = random.range(device.len(), unit);
+                let mut at = start;
+                while at < start + len {
+                    let asked = (start + len - at).min(1 + random.below(3 * unit.max(512)));
+                    let found = device.block_status(at, asked).unwrap();
+                    assert!(found.offset == at && found.len > 0 && found.len <= asked, "{found:?} of {at}+{asked}");
+                    // Nothing changes within a sector.
+                    let mut bytes = (at..at + found.len).step_by(if unit == 1 { 1 } else { 512 });
+                    let last = at + found.len - 1;
+                    assert!(bytes.all(|at| is_hole(at) == found.hole) && is_hole(last) == found.hole, "{found:?}");
+                    at += found.len;
+                }
+            }
+        }
+    }
 }
 
 #[test]

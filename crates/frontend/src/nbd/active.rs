@@ -97,12 +97,11 @@ impl ActiveRequest {
         (self.command.offset + self.begun, self.command.len - self.begun)
     }
 
-    /// Length of the next piece, of at most `max` bytes. It ends on a multiple of them, so that no data unit is split
-    /// and left out.
+    /// Length of the next piece, of at most `max` bytes. It ends on a multiple of them in its segment, so that no data
+    /// unit is split and left out.
     fn piece_len(&self, max: u64, turn: &Turn<'_>) -> u64 {
         let (offset, rest) = self.rest();
-        let len = rest.min(max - offset % max);
-        turn.mapping.place(offset, len).map_or(len, |place| place.len)
+        turn.mapping.place(offset, rest).map_or(rest.min(max), |place| place.len.min(max - place.within % max))
     }
 
     fn is_durable(&self) -> bool {

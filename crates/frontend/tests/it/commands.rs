@@ -233,6 +233,17 @@ fn block_status_covers_range_or_its_start() {
             assert_eq!(one.extents, answer.extents[..1]);
             let byte = client.call(BLOCK_STATUS, 0, MIB + 5, 1);
             assert_eq!(byte.extents, [(1, 0)]);
+            // The same from and up to a part of a data unit.
+            for (start, end) in [(1, LEN), (0, LEN - 1), (MIB - 5, MIB + 1), (MIB + 65_537, LEN - 4095), (7, 9)] {
+                let mut at = 0;
+                let clipped = |(len, flags): &(u64, u64)| {
+                    let (from, to) = (at.max(start), (at + len).min(end));
+                    at += len;
+                    (from < to).then(|| (to - from, *flags))
+                };
+                let expected: Vec<_> = answer.extents.iter().filter_map(clipped).collect();
+                assert_eq!(client.call(BLOCK_STATUS, 0, start, end - start).extents, expected, "{start}..{end}");
+            }
         }
         drop(served);
         std::fs::remove_file(&path).expect("it is there");

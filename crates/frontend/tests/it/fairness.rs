@@ -11,7 +11,7 @@ use inlock_tests::wait::eventually;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Limits with which no client is dropped during a test.
 fn no_limits() -> Limits {
@@ -232,6 +232,33 @@ fn client_that_stops_sending_payload_is_dropped_while_others_wait() {
         let mut client = Client::open(served.path(), Mode::Structured);
         assert_eq!(client.call(READ, DF, 0, MIB).error, 0);
         assert!(count_dropped(&mut hostile) > 0, "{io:?}: the memory came from no client");
+    }
+}
+
+/// A client may owe as long as no other waits: its time counts from the beginning of the wait.
+#[test]
+fn client_that_owes_for_long_gets_the_full_limit_when_another_waits() {
+    let mut limits = no_limits();
+    // More than the time between two looks at the clients.
+    limits.stall = Duration::from_millis(1200);
+    for io in rings() {
+        let store = RecordingStore::new(40 * MIB);
+        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1, limits);
+        // Each holds one of the longest buffers, asks for nothing else, and so waits for no other.
+        let owe = |_| {
+            let mut client = Client::open(served.path(), Mode::Simple);
+            let (header, _) = client.header(WRITE, 0, 0, MIB);
+            // More than sockets hold: the server has the buffer when this ends.
+            client.connection.stream.write_all(&[header, vec![1; 900_000]].concat()).expect("the server reads");
+            client
+        };
+        let mut owing: Vec<Client> = (0..20).map(owe).collect();
+        std::thread::sleep(limits.stall);
+        let mut client = Client::open(served.path(), Mode::Structured);
+        let begun = Instant::now();
+        assert_eq!(client.call(READ, DF, 0, MIB).error, 0);
+        assert!(begun.elapsed() >= limits.stall, "{io:?}: a client was dropped after {:?}", begun.elapsed());
+        assert!(count_dropped(&mut owing) > 0, "{io:?}: the memory came from no client");
     }
 }
 

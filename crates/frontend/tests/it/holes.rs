@@ -4,7 +4,7 @@ use crate::client::*;
 use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::{Access, BlockingDevice, CryptMapping, Device};
+use inlock_engine::{Access, BlockingDevice, Content, CryptMapping, Device, Target};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -170,4 +170,32 @@ fn zeroes_that_wait_while_discards_are_forbidden_are_written() {
     let (_, served) = served(true);
     let error = zeroed_across(&served, FAST_ZERO, (0, HOLE), |device| device.allow_discards(false));
     assert_eq!(error, errno::NOTSUP);
+}
+
+/// Units count from the start of their segment: a long trim is cut between two of them.
+#[test]
+fn long_trim_of_a_segment_on_an_odd_sector_leaves_no_unit_out() {
+    const UNITS: u64 = (130 * MIB) / 4096;
+    let unit = DataUnitSize::new(4096).expect("a valid unit");
+    let lines = [(None, 0, 3), (Some(CipherSpec::AES_XTS_PLAIN64), 3, UNITS * 8)];
+    let segments = lines.map(
+        |(cipher, start, sectors)| with!(Segment::whole(cipher, unit); start: Sector(start), sectors: Some(sectors)),
+    );
+    let key = key();
+    let targets = [(Content::Zero, &segments[0]), (Content::Crypt(&key), &segments[1])];
+    let targets = targets.map(|(content, segment)| Target { segment, content, store: 0 });
+    let hole_len = NonZeroU64::new(4096).expect("not zero");
+    let store = Arc::new(MemoryStore::new(vec![0; (UNITS * 4096) as usize]).with_exact_holes(hole_len));
+    let device = Device::stacked(&targets, vec![Arc::clone(&store) as _], READ_WRITE_DISCARD).expect("it fits");
+    let len = device.len();
+    let served = Served::new(Arc::new(device), rings()[0], 1);
+    let mut client = Client::open(served.path(), Mode::Extended);
+    assert_eq!(client.call(TRIM, 0, 0, len).error, 0);
+    let mut at = 0;
+    for (offset, len) in store.take_discards() {
+        assert_eq!(offset, at, "a part was left out");
+        at += len;
+    }
+    assert_eq!(at, UNITS * 4096);
+    client.disconnect();
 }

@@ -50,6 +50,18 @@ pub(crate) type Lie = fn(&mut UnixStream, &Asked) -> Option<After>;
 /// Answers an option on any connection. `None`: it is answered honestly.
 pub(crate) type OptionLie = fn(&mut UnixStream, u32) -> Option<After>;
 
+/// Point at which a server can be made to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The request has arrived.
+    Arrived,
+    /// It was carried out, and its reply was not sent.
+    Done,
+}
+
+/// Is called at each stage of an honest answer, on any connection.
+pub(crate) type Pause = Arc<dyn Fn(&Asked, Stage) + Send + Sync>;
+
 /// Properties of the server.
 #[derive(Clone)]
 pub(crate) struct Facts {
@@ -66,6 +78,7 @@ pub(crate) struct Facts {
     pub(crate) cut: Option<(u16, usize)>,
     /// Number of requests after which the server falls.
     pub(crate) falls_after: Option<usize>,
+    pub(crate) pause: Option<Pause>,
 }
 
 /// HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM.
@@ -85,6 +98,7 @@ impl Default for Facts {
             option_lie: None,
             cut: None,
             falls_after: None,
+            pause: None,
         }
     }
 }
@@ -130,6 +144,8 @@ struct Shared {
     /// Sockets of clients, to be cut.
     clients: Mutex<Vec<UnixStream>>,
     requests: AtomicUsize,
+    /// Replies of honest answers that were sent.
+    replies: AtomicUsize,
     lied: Mutex<bool>,
     /// Refuses connections as long as it is set.
     down: Mutex<bool>,
@@ -148,6 +164,7 @@ impl Fake {
             connections: AtomicUsize::new(0),
             clients: Mutex::default(),
             requests: AtomicUsize::new(0),
+            replies: AtomicUsize::new(0),
             lied: Mutex::new(false),
             down: Mutex::new(false),
         });
@@ -190,6 +207,10 @@ impl Fake {
 
     pub(crate) fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn replies(&self) -> usize {
+        self.shared.replies.load(Ordering::SeqCst)
     }
 
     pub(crate) fn disk(&self) -> std::sync::MutexGuard<'_, Disk> {
@@ -271,14 +292,16 @@ impl Shared {
                         receive(&mut client, asked.len as usize)?;
                     }
                 }
-                None => self.answer(&mut client, &asked)?,
+                None => self.answer(&mut client, &asked, &facts)?,
             }
         }
         Ok(())
     }
 
-    fn answer(&self, client: &mut UnixStream, asked: &Asked) -> std::io::Result<()> {
+    fn answer(&self, client: &mut UnixStream, asked: &Asked, facts: &Facts) -> std::io::Result<()> {
         let payload = if asked.kind == command::WRITE { receive(client, asked.len as usize)? } else { Vec::new() };
+        let pause = |stage| facts.pause.iter().for_each(|pause| pause(asked, stage));
+        pause(Stage::Arrived);
         let (offset, len) = (asked.offset as usize, asked.len as usize);
         let is_last;
         let reply = {
@@ -323,12 +346,15 @@ impl Shared {
         if is_last {
             self.fall();
         }
+        pause(Stage::Done);
         let cut = self.facts.lock().unwrap().cut.filter(|(kind, _)| *kind == asked.kind);
         if let Some((_, len)) = cut.filter(|_| !std::mem::replace(&mut *self.lied.lock().unwrap(), true)) {
             client.write_all(&reply[..len])?;
             return client.shutdown(std::net::Shutdown::Both);
         }
-        client.write_all(&reply)
+        client.write_all(&reply)?;
+        self.replies.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 }
 

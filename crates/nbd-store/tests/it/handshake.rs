@@ -2,7 +2,7 @@
 
 use crate::fake::{After, FLAGS, Facts, Fake, SIZE, Style, block_info, contents, export, quick, reply};
 use inlock_engine::store::{read_all, write_all, write_all_vectored};
-use inlock_engine::{BackingStore, Errno};
+use inlock_engine::{BackingStore, BlockStatus, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError};
 use inlock_tests::nbd::{magic, option, option_reply};
 use inlock_tests::report::count;
@@ -46,6 +46,16 @@ fn every_dialect_reads_writes_and_flushes() {
         let found = store.block_status(0, SIZE as u64).unwrap();
         assert_eq!((found.hole, found.len), if has_extents { (true, SIZE as u64 / 2) } else { (false, SIZE as u64) });
         assert!(!store.block_status(SIZE as u64 / 2, 4096).unwrap().hole);
+        // Parts of the server's blocks, too, and never longer than asked for.
+        let half = SIZE as u64 / 2;
+        let parts = [(512, half, half - 512), (1, half - 1, half - 1), (half - 100, 50, 50), (4096, 3, 3)];
+        for (offset, len, hole) in parts.into_iter().filter(|_| has_extents) {
+            assert_eq!(store.block_status(offset, len).unwrap(), BlockStatus::hole(offset, hole), "{name}");
+        }
+        let end = SIZE as u64 - 9;
+        for (offset, len) in [(half, 1), (half + 512, 4096), (end, 9)] {
+            assert_eq!(store.block_status(offset, len).unwrap(), BlockStatus::allocated(offset, len), "{name}");
+        }
         drop(store);
     }
 }

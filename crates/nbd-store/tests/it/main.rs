@@ -6,6 +6,7 @@
 mod fake;
 mod handshake;
 mod hostile;
+mod order;
 mod real;
 mod restart;
 mod tls;
