@@ -23,6 +23,8 @@ pub(crate) const FLATTEN: &str = "open it through librbd, or flatten it: rbd fla
 pub(crate) struct Header {
     pub device: Device,
     pub volume: Volume,
+    /// The policy for keys with which it was found to comply.
+    pub(super) policy: HeaderPolicy,
 }
 
 impl Header {
@@ -36,7 +38,7 @@ impl Header {
     /// Returns the header if it complies with the policy for keys.
     pub(super) fn complying(self, args: &HeaderArgs) -> anyhow::Result<Self> {
         self.volume.check_policy_for_keys(&args.policy).map_err(cannot_unlock(&self.device.path))?;
-        Ok(self)
+        Ok(Self { policy: args.policy.clone(), ..self })
     }
 
     /// Prints with `--verbose` how much memory unlocking takes, before it does.
@@ -68,7 +70,7 @@ impl Header {
                 warn(format_args!("{}: {warning}", device.path.display()));
             }
         }
-        Ok(Self { device, volume })
+        Ok(Self { device, volume, policy: HeaderPolicy::default() })
     }
 
     /// Reads the header on `device` under its lock, without its warnings.

@@ -46,7 +46,7 @@ pub struct Luks1 {
 }
 
 /// One of the eight keyslots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keyslot {
     active: bool,
     /// Whether damage keeps it from being used.
@@ -70,6 +70,13 @@ pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
     }
     device.read_exact_at(&mut start, 0)?;
     Ok(start == *b"LUKS\xba\xbe\x00\x01")
+}
+
+/// Returns the digest of the header's bytes, which need not be valid.
+pub(crate) fn digest_of(device: &dyn HeaderDevice) -> std::io::Result<HeaderDigest> {
+    let mut bytes = [0; HEADER_LEN];
+    device.read_exact_at(&mut bytes, 0)?;
+    Ok(HeaderDigest::of(&bytes))
 }
 
 impl Luks1 {
@@ -98,6 +105,17 @@ impl Luks1 {
     /// Returns the UUID.
     pub fn uuid(&self) -> &str {
         &self.uuid
+    }
+
+    /// Whether all bytes of another header are the same.
+    pub(crate) fn is_same_header(&self, other: &Self) -> bool {
+        self.header_digest == other.header_digest
+    }
+
+    /// Whether a keyslot of another header holds the same key under the same passphrase.
+    pub(crate) fn has_same_keyslot(&self, other: &Self, number: u32) -> bool {
+        let record = |luks1: &Self| luks1.keyslots.get(number as usize).filter(|slot| slot.active).copied();
+        record(self).is_some() && record(self) == record(other) && self.digest() == other.digest()
     }
 
     /// Returns the start of the payload, in sectors.

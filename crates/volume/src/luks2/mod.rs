@@ -63,6 +63,26 @@ impl Luks2 {
         load::load(device)
     }
 
+    /// Whether another header has the same sequence number and content, and the same copy is whole.
+    pub(crate) fn is_same_header(&self, other: &Self) -> bool {
+        self.trusted == other.trusted && self.header == other.header && self.json == other.json
+    }
+
+    /// Whether a keyslot of another header holds the same key under the same passphrase. Its priority does not matter.
+    pub(crate) fn has_same_keyslot(&self, other: &Self, number: u32) -> bool {
+        let keyslot = |luks2: &Self| {
+            let mut object = luks2.map.get("keyslots")?.get(number.to_string())?.as_object()?.clone();
+            object.shift_remove("priority");
+            Some(object)
+        };
+        let digest = |luks2: &Self| {
+            let mut object = luks2.map["digests"][luks2.digest_of(number)?.to_string()].as_object()?.clone();
+            object.shift_remove("keyslots");
+            Some(object)
+        };
+        keyslot(self).is_some() && keyslot(self) == keyslot(other) && digest(self) == digest(other)
+    }
+
     /// Returns the UUID.
     pub fn uuid(&self) -> &str {
         &self.header.uuid

@@ -2,6 +2,7 @@
 
 use super::keyslots::area;
 use super::object::{refer, remove_keyslots, section};
+use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, NewKeyslot};
 use crate::error::CommitError;
 use crate::header_device::HeaderDevice;
@@ -28,6 +29,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &CheckedDevice::of_luks2(device, self)?;
         self.check_requirements()?;
         let slot = self.active_keyslot(number)?;
         passphrase_slot(slot)?;
@@ -71,7 +73,7 @@ impl Luks2 {
         device.sync()?;
         self.write(device, draft)?;
         match old_number {
-            Some(old) => self.kill_keyslot(device, old)?,
+            Some(old) => self.kill(device, old)?,
             // The metadata have no place for both keyslots.
             None => overwrite_key(device, number, old_area)?,
         }

@@ -15,6 +15,7 @@ pub(super) use object::remove_keyslots;
 
 use super::Luks2;
 use super::commit::Draft;
+use crate::checked_device::CheckedDevice;
 use crate::edit::EditError;
 use crate::header_device::HeaderDevice;
 use crate::printable::Excerpt;
@@ -36,7 +37,8 @@ impl Luks2 {
 
     /// Checks and writes changed metadata.
     fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
+        let device = CheckedDevice::of_luks2(device, self)?;
         let draft = self.draft_of(map)?;
-        Ok(self.write(device, draft)?)
+        Ok(self.write(&device, draft)?)
     }
 }

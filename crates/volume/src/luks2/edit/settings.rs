@@ -1,6 +1,7 @@
 //! UUID, labels, priorities, flags and requirements.
 
 use super::object::{object, section};
+use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, Priority};
 use crate::header_device::HeaderDevice;
 use crate::luks_uuid;
@@ -100,7 +101,8 @@ impl Luks2 {
 
     fn commit_header(&mut self, device: &dyn HeaderDevice, header: BinaryHeader) -> Result<(), EditError> {
         self.check_requirements()?;
+        let device = CheckedDevice::of_luks2(device, self)?;
         let draft = self.draft(header, &self.json)?;
-        Ok(self.write(device, draft)?)
+        Ok(self.write(&device, draft)?)
     }
 }
