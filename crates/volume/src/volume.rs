@@ -246,6 +246,14 @@ impl Volume {
         }
     }
 
+    /// Returns the end of the keyslot areas on the header device, in bytes.
+    pub fn header_len(&self) -> u64 {
+        match self {
+            Self::Luks1(luks1) => luks1.areas().1,
+            Self::Luks2(luks2) => luks2::header_end(luks2.header(), luks2.metadata()),
+        }
+    }
+
     /// Returns the segments in order and without gaps, as in [`Unlocked::segments`].
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use inlock_volume::{HeaderDevice, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
+use super::backing;
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
 use super::remote::DeviceHeader;
@@ -218,10 +219,11 @@ fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
     Ok(volume)
 }
 
-/// Opens the device with the header of a volume on `data`.
-pub(super) fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
-    match &args.header {
-        Some(header) => Device::open(header, OpenMode::Read),
-        None => Ok(data.duplicate()),
-    }
+/// Opens the device with the detached header of a volume on `data`. `None`: the header is on `data`, also if the option
+/// has another name for it, or a loop device over it.
+pub(super) fn detached_header(args: &SourceArgs, data: &Device) -> anyhow::Result<Option<Device>> {
+    let Some(header) = &args.header else { return Ok(None) };
+    let device = Device::open(header, OpenMode::Read)?;
+    let is_data = device.identity() == data.identity() || backing::distance(&device.path, &data.path) == Some(0);
+    Ok((!is_data).then_some(device))
 }

@@ -12,7 +12,7 @@ use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Tabl
 use super::backing;
 use super::device::{Device, OpenMode};
 use super::freshness::FreshnessCheck;
-use super::header::{Header, header_device};
+use super::header::{Header, detached_header};
 use super::holes;
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
@@ -169,8 +169,9 @@ fn unlock_luks(
     locks: &mut Vec<DeviceLock>,
     info: &mut VolumeInfo,
 ) -> anyhow::Result<(Contents, Vec<Option<String>>)> {
-    let device = header_device(args, data)?;
-    let detached = device.identity() != data.identity();
+    let device = detached_header(args, data)?;
+    let detached = device.is_some();
+    let device = device.unwrap_or_else(|| data.duplicate());
     let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
     if detached && !backing::overlap(&device.path, &data.path) {
         // Prevents replacing the header. The lock of the data device includes a header on it.
@@ -178,6 +179,19 @@ fn unlock_luks(
     }
     let header = Header::load_from(device, luks, false).map_err(may_be_plain)?;
     header.check(&args.policy)?;
+    if detached
+        && backing::has_header_in_payload(
+            &data.path,
+            header.volume.data_offset(),
+            header.path(),
+            header.volume.header_len(),
+        )
+    {
+        return Err(CliError::refused(
+            format!("The header on {} lies in the payload of device {}.", header.path().display(), data.path.display()),
+            "name the device that has the payload, or copy the header to a file: inlock luksHeaderBackup",
+        ));
+    }
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
     let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
@@ -361,7 +375,8 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
         VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
         VolumeType::Luks(luks) => {
             // The other process has printed the warnings.
-            let header = Header::load_from(header_device(args, &data)?, *luks, true).map_err(may_be_plain)?;
+            let device = detached_header(args, &data)?.unwrap_or_else(|| data.duplicate());
+            let header = Header::load_from(device, *luks, true).map_err(may_be_plain)?;
             header.check(&args.policy)?;
             Ok(header.unlock(&args.key, &args.policy, ask)?.key)
         }

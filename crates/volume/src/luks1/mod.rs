@@ -58,18 +58,18 @@ struct Keyslot {
     stripes: u32,
 }
 
-/// Whether `device` starts with the magic and the version of LUKS1.
+/// Whether `device` starts with the magic and the version of LUKS1. What cannot be read is none: it may be the first
+/// copy of a LUKS2 header, which has another one.
 ///
 /// # Errors
 ///
-/// Fails if the device cannot be read.
+/// Fails if the length of the device cannot be determined.
 pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
     let mut start = [0; 8];
     if device.len()? < start.len() as u64 {
         return Ok(false);
     }
-    device.read_exact_at(&mut start, 0)?;
-    Ok(start == *b"LUKS\xba\xbe\x00\x01")
+    Ok(device.read_exact_at(&mut start, 0).is_ok() && start == *b"LUKS\xba\xbe\x00\x01")
 }
 
 /// Returns the digest of the header's bytes, which need not be valid.
