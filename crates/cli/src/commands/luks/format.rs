@@ -235,7 +235,7 @@ fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let data = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
     let created = create_header_file(header)?;
     let device = Device::open(header, OpenMode::Write)?.with_zones()?;
-    if device.identity() == data.identity() || backing::distance(&device.path, &data.path) == Some(0) {
+    if device.identity() == data.identity() || backing::overlap(&device.path, &data.path) {
         return Err(CliError::usage("Option --header names the device itself."));
     }
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
@@ -260,16 +260,6 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         zones
             .check_header(header_len)
             .map_err(zones::unfit(&device.path, "use another file or device for the header"))?;
-    }
-    if data.is_some() && backing::has_header_in_payload(&holder.path, data_offset, &device.path, header_len) {
-        return Err(CliError::refused(
-            format!(
-                "The header on {} would lie in the payload of device {}.",
-                device.path.display(),
-                holder.path.display()
-            ),
-            "use another file or device for the header, or set the data offset with --offset",
-        ));
     }
     let unit = placement.sector_size.map_or(512, |size| size.bytes() as u64);
     let needed = data_offset.saturating_add(unit);
