@@ -5,7 +5,7 @@ mod harness;
 
 use harness::control::Run;
 use harness::storage::Loop;
-use harness::{Dir, FAST, FAST1, call, call_with, has_fuse, have, noise};
+use harness::{Dir, FAST, FAST1, call, call_with, has_fuse, noise};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
@@ -89,25 +89,22 @@ fn sync(device: &str) {
     File::open(device).and_then(|file| file.sync_all()).expect("a device");
 }
 
-/// cryptsetup aligns the payload to one sector if it is asked to.
+/// The payload of a LUKS1 volume may begin at any sector behind the last keyslot, which ends at 2050 here.
 #[test]
 fn restored_header_leaves_unaligned_payload_as_it_is() {
-    if !have("cryptsetup") {
-        return;
-    }
-    for align in ["1", "3", "9"] {
+    for sector in [2050_u32, 2052, 2055, 2056] {
         let dir = Dir::new();
         let (image, backup) = (dir.image("image", 4), dir.name("backup"));
-        let words = ["luksFormat", "-q", "--type", "luks1", "--align-payload", align, "--key-size", "256", &image];
-        let mut command = std::process::Command::new("cryptsetup");
-        harness::run(command.args(words).args(["--pbkdf-force-iterations", "1000"]), b"secret").works();
+        format(&[&image, "--key-size", "256"], &FAST1);
+        let file = File::options().write(true).open(&image).expect("a file");
+        file.write_all_at(&sector.to_be_bytes(), 104).expect("writable");
         call(["luksHeaderBackup", &image, "--header-backup-file", &backup]).works();
         call_with(b"secret", ["import", &dir.file("payload", &noise(1 << 20)), &image]).works();
         let before = fs::read(&image).expect("readable");
         call(["luksHeaderRestore", "-q", &image, "--header-backup-file", &backup]).works();
         let after = fs::read(&image).expect("readable");
         let changed = (4096..after.len()).find(|&at| after[at] != before[at]);
-        assert_eq!(changed, None, "--align-payload {align}");
+        assert_eq!(changed, None, "payload at sector {sector}");
         let exported = call_with(b"secret", ["export", "--range", "0:1M", &image, "-"]);
         assert!(exported.code == 0 && exported.out == noise(1 << 20), "{}", exported.err);
     }
