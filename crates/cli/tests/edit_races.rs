@@ -6,6 +6,7 @@
 
 mod harness;
 
+use harness::storage::Loop;
 use harness::terminal::talk;
 use harness::{Dir, Ended, call, call_with, have, inlock, run};
 use inlock_tests::wait::eventually;
@@ -15,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
 const COSTS: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
@@ -228,6 +230,8 @@ impl Program {
 struct Race<'a> {
     template: &'a Template,
     image: String,
+    /// What the commands call it.
+    names: [&'a str; 2],
     verbs: [Verb; 2],
     second: Program,
 }
@@ -236,15 +240,21 @@ const NAMES: [&str; 2] = ["of the first", "of the second"];
 
 impl Race<'_> {
     fn command(&self, at: usize) -> (Command, String) {
-        let (words, input) = self.verbs[at].command(self.template, &self.image, NAMES[at]);
+        let (words, input) = self.verbs[at].command(self.template, self.names[at], NAMES[at]);
         let mut command = if at == 0 { inlock() } else { self.second.command() };
         command.args(words);
         (command, input)
     }
 
+    /// Writes the volume. The file stays the same, for a loop device over it.
+    fn start(&self) {
+        let file = File::options().write(true).create(true).truncate(false).open(&self.image);
+        file.and_then(|file| file.write_all_at(&self.template.bytes, 0)).expect("writable");
+    }
+
     /// Runs the second command while the first one waits for the lock.
     fn run_stopped(&self) {
-        std::fs::write(&self.image, &self.template.bytes).expect("writable");
+        self.start();
         let lock = File::open(&self.image).expect("readable");
         flock(&lock, FlockOperation::LockShared).expect("it is free");
         let (mut command, input) = self.command(0);
@@ -277,7 +287,7 @@ impl Race<'_> {
 
     /// Runs both without any order.
     fn run_freely(&self) {
-        std::fs::write(&self.image, &self.template.bytes).expect("writable");
+        self.start();
         let running = [0, 1].map(|at| {
             let (command, input) = self.command(at);
             Running::start(command, &input)
@@ -336,7 +346,8 @@ fn race_all(version: u32, second: Program) {
         if repetitions == 1 && (is_trivial || !is_brief) {
             continue;
         }
-        let race = Race { template: &template, image: dir.name("image"), verbs, second };
+        let image = dir.name("image");
+        let race = Race { template: &template, names: [&image; 2], image: image.clone(), verbs, second };
         for repetition in 0..repetitions {
             race.run_stopped();
             if repetition > 0 && (version == 2 || second == Program::Inlock) {
@@ -361,6 +372,22 @@ fn edits_beside_cryptsetup_keep_what_they_promise() {
     if have("cryptsetup") {
         for version in [1, 2] {
             race_all(version, Program::Cryptsetup);
+        }
+    }
+}
+
+#[test]
+fn edits_of_a_file_and_of_a_loop_device_over_it_keep_what_they_promise() {
+    for version in [1, 2] {
+        let dir = Dir::new();
+        let template = Template::new(&dir, version);
+        let image = dir.file("image", &template.bytes);
+        let Some(device) = Loop::over(&image) else { return };
+        for verbs in [[Add(0), Add(1)], [Change(0), Change(0)], [Remove(0), Kill(1)], [Kill(0), Kill(1)]] {
+            for names in [[&*image, &device.0], [&device.0, &image]] {
+                let race = Race { template: &template, image: image.clone(), names, verbs, second: Program::Inlock };
+                race.run_stopped();
+            }
         }
     }
 }

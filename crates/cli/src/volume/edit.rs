@@ -73,6 +73,7 @@ impl Header {
         change: impl FnOnce(&mut Volume, &DeviceHeader) -> Result<T, EditError>,
     ) -> anyhow::Result<T> {
         let _lock = lock::header(&self.device, Mode::Exclusive)?;
+        self.device.drop_cache();
         let current = self.read_again(Luks::Any)?;
         if !current.is_same_header(&self.volume) {
             self.check_again(&current, checked)?;
