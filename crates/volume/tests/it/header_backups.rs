@@ -127,7 +127,9 @@ fn logs() -> Vec<(String, Vec<u8>, Vec<Step>)> {
         ] {
             let device = RecordingDevice::new(before.clone());
             backup.restore(&device).unwrap();
-            assert!(device.to_vec().starts_with(backup.bytes()), "{name}");
+            // The backup of LUKS1 is longer, and what is behind the keyslots stays.
+            let header = &backup.bytes()[..backup.volume().header_len() as usize];
+            assert!(device.to_vec().starts_with(header), "{name}");
             let log = device.log.into_inner().unwrap();
             logs.push((format!("{new_name} over {name}"), before, log));
         }
