@@ -51,7 +51,7 @@ fn header_on_the_data_device_is_known_under_every_name() {
     }
 }
 
-/// Loop devices over parts of a file: a header beside the payload, or in it.
+/// Loop devices over parts of a file: a header outside of the payload, or in it.
 #[test]
 fn header_in_its_payload_is_refused() {
     let dir = Dir::new();

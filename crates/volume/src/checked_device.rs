@@ -7,25 +7,14 @@
 
 use crate::error::{CommitError, LoadError};
 use crate::header_device::HeaderDevice;
-use crate::luks1::Luks1;
-use crate::luks2::Luks2;
 use std::io;
 
 /// A device with the loaded header.
 pub(crate) struct CheckedDevice<'a>(&'a dyn HeaderDevice);
 
 impl<'a> CheckedDevice<'a> {
-    /// Fails unless the device has this LUKS1 header.
-    pub(crate) fn of_luks1(device: &'a dyn HeaderDevice, loaded: &Luks1) -> Result<Self, CommitError> {
-        Self::of(device, Luks1::load(device).map(|present| present.is_same_header(loaded)))
-    }
-
-    /// Fails unless the device has this LUKS2 header.
-    pub(crate) fn of_luks2(device: &'a dyn HeaderDevice, loaded: &Luks2) -> Result<Self, CommitError> {
-        Self::of(device, Luks2::load(device).map(|present| present.is_same_header(loaded)))
-    }
-
-    fn of(device: &'a dyn HeaderDevice, is_same: Result<bool, LoadError>) -> Result<Self, CommitError> {
+    /// Fails unless loading the header of `device` has found the loaded one.
+    pub(crate) fn new(device: &'a dyn HeaderDevice, is_same: Result<bool, LoadError>) -> Result<Self, CommitError> {
         match is_same {
             Ok(true) => Ok(Self(device)),
             Err(LoadError::Io(error)) => Err(error.into()),

@@ -118,8 +118,8 @@ impl Device {
         OpenOptions::new().read(true).write(writing).custom_flags(flags).open(name)
     }
 
-    /// Makes the next reads those of the bytes on a block device, which were cached when another program may have written
-    /// them under another name. Writes that are not durable stay.
+    /// Lets the next reads of a block device be those of its bytes: another program may have written them under another
+    /// name since they were cached. Writes that are not durable stay.
     pub(crate) fn drop_cache(&self) {
         if let Some(file) = self.file().filter(|_| self.is_block()) {
             let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);

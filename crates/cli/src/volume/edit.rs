@@ -4,7 +4,7 @@
 //! payload, and reads the header under the same lock whenever it needs it again (docs/decisions/0036).
 //!
 //! The user is asked, and keys are derived, before the lock is taken. Another program may change the header meanwhile,
-//! so whatever was checked by then is checked again under the lock ([`Header::edit`], docs/decisions/0078).
+//! so what was checked by then is checked again under the lock ([`Header::edit`], docs/decisions/0078).
 
 use inlock_cipher::scrub_stack;
 use inlock_volume::{

@@ -1,9 +1,10 @@
 //! Two kinds of lock: on headers, shared with cryptsetup, and on whole devices, among Inlock's own processes.
 //!
 //! A header is locked while it is read or written: by `flock` on an image file itself, for a block device on
-//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does; for a loop device also on its file. A device is locked while a volume is served or copied,
-//! for one writer or any number of readers: on the image itself ([`range`]), through loop devices too ([`backing`]),
-//! and in a lock file named after the device's identity (docs/decisions/0003 and 0022).
+//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does; for a loop device also on its file. A device is locked
+//! while a volume is served or copied, for one writer or any number of readers: on the image itself ([`range`]),
+//! through loop devices too ([`backing`]), and in a lock file named after the device's identity (docs/decisions/0003
+//! and 0022).
 
 mod range;
 

@@ -159,6 +159,19 @@ fn check_no_journal(args: &SourceArgs, data: &Device) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that the payload fits the data device, and that the header is not in it.
+fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> anyhow::Result<()> {
+    let (volume, path) = (&header.volume, header.path());
+    let is_detached = location == HeaderLocation::Detached;
+    if is_detached && backing::has_header_in_payload(&data.path, volume.data_offset(), path, volume.header_len()) {
+        return Err(CliError::refused(
+            format!("The header on {} lies in the payload of device {}.", path.display(), data.path.display()),
+            "name the device that has the payload, or copy the header to a file: inlock luksHeaderBackup",
+        ));
+    }
+    volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))
+}
+
 /// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
 fn unlock_luks(
     luks: Luks,
@@ -179,20 +192,7 @@ fn unlock_luks(
     }
     let header = Header::load_from(device, luks, false).map_err(may_be_plain)?;
     header.check(&args.policy)?;
-    if detached
-        && backing::has_header_in_payload(
-            &data.path,
-            header.volume.data_offset(),
-            header.path(),
-            header.volume.header_len(),
-        )
-    {
-        return Err(CliError::refused(
-            format!("The header on {} lies in the payload of device {}.", header.path().display(), data.path.display()),
-            "name the device that has the payload, or copy the header to a file: inlock luksHeaderBackup",
-        ));
-    }
-    header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
+    check_place(&header, location, data)?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
     let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
     if is_authenticated && data.zones.is_some() {

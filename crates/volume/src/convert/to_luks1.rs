@@ -2,7 +2,6 @@
 
 use super::ConvertError;
 use super::shift::{Shift, shift, spare};
-use crate::checked_device::CheckedDevice;
 use crate::header_device::HeaderDevice;
 use crate::key_material::STRIPES;
 use crate::luks1::{self, KEYSLOT_DISABLED, KEYSLOT_ENABLED, Luks1, RawHeader, RawKeyslot, layout};
@@ -76,7 +75,7 @@ impl Plan {
     }
 
     pub(super) fn execute(self, device: &dyn HeaderDevice) -> Result<(), ConvertError> {
-        let device = &CheckedDevice::of_luks2(device, &self.luks2)?;
+        let device = &self.luks2.checked(device)?;
         if self.luks2.has_different_copies() {
             // The second copy must be whole while the first is replaced.
             self.luks2.rewrite_other_copy(device)?;

@@ -2,7 +2,6 @@
 
 use super::ConvertError;
 use super::shift::{Shift, shift, spare};
-use crate::checked_device::CheckedDevice;
 use crate::header_device::HeaderDevice;
 use crate::luks1::{Luks1, layout};
 use crate::luks2::binary_header::{BinaryHeader, Copy};
@@ -59,7 +58,7 @@ impl Plan {
     }
 
     pub(super) fn execute(self, device: &dyn HeaderDevice) -> Result<(), ConvertError> {
-        let device = &CheckedDevice::of_luks1(device, &self.luks1)?;
+        let device = &self.luks1.checked(device)?;
         let mut luks1 = self.luks1.clone();
         let is_done = |number, start| target(&self.luks1, number, start) == start;
         shift(&mut luks1, device, Shift { distance: DISTANCE, is_up: true }, is_done)?;

@@ -49,7 +49,7 @@ impl Luks1 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
-        let device = &CheckedDevice::of_luks1(device, self)?;
+        let device = &self.checked(device)?;
         self.check_key(key)?;
         let number = self.free_keyslot(new.number)?;
         let sealed = self.seal(key, passphrase, new)?;
@@ -70,7 +70,7 @@ impl Luks1 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
-        let device = &CheckedDevice::of_luks1(device, self)?;
+        let device = &self.checked(device)?;
         self.check_active(number)?;
         self.check_key(key)?;
         let keeps_number = new.number == Some(number);
@@ -105,7 +105,7 @@ impl Luks1 {
     ///
     /// As there.
     pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
-        let device = &CheckedDevice::of_luks1(device, self)?;
+        let device = &self.checked(device)?;
         self.kill(device, number)
     }
 
@@ -121,7 +121,7 @@ impl Luks1 {
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
     pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
-        let device = &CheckedDevice::of_luks1(device, self)?;
+        let device = &self.checked(device)?;
         let len = device.len()?;
         for number in 0..KEYSLOTS as u32 {
             // The areas of disabled keyslots may have old key material, and may be outside of a file.
@@ -140,7 +140,7 @@ impl Luks1 {
     ///
     /// Fails if the text is not a UUID, or if the header cannot be written.
     pub(crate) fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
-        let device = &CheckedDevice::of_luks1(device, self)?;
+        let device = &self.checked(device)?;
         let uuid = luks_uuid::new(uuid)?;
         self.change_header(device, false, |raw| {
             raw.uuid.fill(0);

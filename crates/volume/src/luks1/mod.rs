@@ -17,7 +17,8 @@ pub(crate) use edit::disable;
 pub use format::{FormatOptions, format};
 pub(crate) use repair::Luks1Repair;
 
-use crate::error::{LoadError, LoadWarning};
+use crate::checked_device::CheckedDevice;
+use crate::error::{CommitError, LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderDigest;
 use crate::key_material::STRIPES;
@@ -110,6 +111,11 @@ impl Luks1 {
     /// Whether all bytes of another header are the same.
     pub(crate) fn is_same_header(&self, other: &Self) -> bool {
         self.header_digest == other.header_digest
+    }
+
+    /// Returns `device` to change its header, which must be this one.
+    pub(crate) fn checked<'a>(&self, device: &'a dyn HeaderDevice) -> Result<CheckedDevice<'a>, CommitError> {
+        CheckedDevice::new(device, Self::load(device).map(|present| present.is_same_header(self)))
     }
 
     /// Whether a keyslot of another header holds the same key under the same passphrase.

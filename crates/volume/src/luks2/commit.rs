@@ -34,7 +34,7 @@ impl Luks2 {
     /// or do not fit their area; later, only if the device cannot
     /// be written. One copy of the header is valid at any time.
     pub fn commit(&mut self, device: &dyn HeaderDevice, metadata: &str) -> Result<(), CommitError> {
-        let device = CheckedDevice::of_luks2(device, self)?;
+        let device = self.checked(device)?;
         let draft = self.draft(self.header.clone(), metadata)?;
         self.write(&device, draft)
     }

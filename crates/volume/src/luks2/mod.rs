@@ -29,7 +29,8 @@ pub(crate) use repair::Luks2Repair;
 pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, format};
 pub use token::{TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
 
-use crate::error::{LoadError, LoadWarning};
+use crate::checked_device::CheckedDevice;
+use crate::error::{CommitError, LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use binary_header::{BinaryHeader, Copy};
 use metadata::Metadata;
@@ -66,6 +67,11 @@ impl Luks2 {
     /// Whether another header has the same sequence number and content, and the same copy is whole.
     pub(crate) fn is_same_header(&self, other: &Self) -> bool {
         self.trusted == other.trusted && self.header == other.header && self.json == other.json
+    }
+
+    /// Returns `device` to change its header, which must be this one.
+    pub(crate) fn checked<'a>(&self, device: &'a dyn HeaderDevice) -> Result<CheckedDevice<'a>, CommitError> {
+        CheckedDevice::new(device, Self::load(device).map(|present| present.is_same_header(self)))
     }
 
     /// Whether a keyslot of another header holds the same key under the same passphrase. Its priority does not matter.

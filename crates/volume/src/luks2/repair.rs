@@ -4,7 +4,6 @@ use super::edit::remove_keyslots;
 use super::metadata::Keyslot;
 use super::wipe::wipe_area;
 use super::{HEADER, Luks2, validate};
-use crate::checked_device::CheckedDevice;
 use crate::error::{LoadWarning, RepairError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::{STRIPES, needed_area};
@@ -40,7 +39,7 @@ impl Luks2Repair {
 
     pub(crate) fn execute(self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
         let Self { mut luks2, repairs } = self;
-        let device = &CheckedDevice::of_luks2(device, &luks2)?;
+        let device = &luks2.checked(device)?;
         if repairs.iter().any(|repair| matches!(repair, Repair::RewriteCopy { .. })) {
             luks2.rewrite_other_copy(device)?;
         }

@@ -10,8 +10,9 @@ use std::ops::Range;
 const SECTOR: usize = 512;
 
 /// Zeroes the first sector of the device, and of every block before `end` that looks like a second header or cannot be
-/// read, and makes that durable. From then on the device is no LUKS volume until a new header is written. There is no intermediate state, since a
-/// sector is written whole or not at all; the rest of the old headers means nothing without their magic.
+/// read, and makes that durable. From then on the device is no LUKS volume until a new header is written. There is no
+/// intermediate state, since a sector is written whole or not at all; the rest of the old headers means nothing without
+/// their magic.
 pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice, end: u64) -> io::Result<()> {
     let end = device.len()?.min(end);
     device.write_all_at(&[0; SECTOR], 0)?;

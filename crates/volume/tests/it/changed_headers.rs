@@ -37,7 +37,7 @@ const CHANGES: [Change; 6] = [
     ("UUID", |volume, device, _| volume.set_uuid(device, None)),
 ];
 
-/// Those of LUKS2 only. The volume has a token.
+/// Every change of LUKS2 only. The volume has a token.
 const CHANGES_2: [Change; 11] = [
     ("add unbound", |volume, device, _| {
         let key = VolumeKey::new(&[7; 32]);

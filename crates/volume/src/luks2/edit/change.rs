@@ -2,7 +2,6 @@
 
 use super::keyslots::area;
 use super::object::{refer, remove_keyslots, section};
-use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, NewKeyslot};
 use crate::error::CommitError;
 use crate::header_device::HeaderDevice;
@@ -29,7 +28,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
-        let device = &CheckedDevice::of_luks2(device, self)?;
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         let slot = self.active_keyslot(number)?;
         passphrase_slot(slot)?;

@@ -33,7 +33,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
-        let device = &CheckedDevice::of_luks2(device, self)?;
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         let digest = self.volume_digest().ok_or(EditError::WrongKey)?;
         self.check_key(digest, key)?;
@@ -55,7 +55,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
-        let device = &CheckedDevice::of_luks2(device, self)?;
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         if !(1..=crate::key_material::MAX_KEY_LEN).contains(&key.len()) {
             return Err(EditError::InvalidOption { option: "key-size", reason: "a key has 1 to 512 bytes" });
@@ -99,7 +99,7 @@ impl Luks2 {
     ///
     /// As there.
     pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
-        let device = &CheckedDevice::of_luks2(device, self)?;
+        let device = &self.checked(device)?;
         self.kill(device, number)
     }
 
@@ -122,7 +122,7 @@ impl Luks2 {
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
     pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
-        let device = &CheckedDevice::of_luks2(device, self)?;
+        let device = &self.checked(device)?;
         let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
         let mut map = self.map.clone();
         remove_keyslots(&mut map, &numbers);

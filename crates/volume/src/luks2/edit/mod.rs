@@ -15,7 +15,6 @@ pub(super) use object::remove_keyslots;
 
 use super::Luks2;
 use super::commit::Draft;
-use crate::checked_device::CheckedDevice;
 use crate::edit::EditError;
 use crate::header_device::HeaderDevice;
 use crate::printable::Excerpt;
@@ -37,7 +36,7 @@ impl Luks2 {
 
     /// Checks and writes changed metadata.
     fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
-        let device = CheckedDevice::of_luks2(device, self)?;
+        let device = self.checked(device)?;
         let draft = self.draft_of(map)?;
         Ok(self.write(&device, draft)?)
     }

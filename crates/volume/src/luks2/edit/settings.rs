@@ -1,7 +1,6 @@
 //! UUID, labels, priorities, flags and requirements.
 
 use super::object::{object, section};
-use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, Priority};
 use crate::header_device::HeaderDevice;
 use crate::luks_uuid;
@@ -101,7 +100,7 @@ impl Luks2 {
 
     fn commit_header(&mut self, device: &dyn HeaderDevice, header: BinaryHeader) -> Result<(), EditError> {
         self.check_requirements()?;
-        let device = CheckedDevice::of_luks2(device, self)?;
+        let device = self.checked(device)?;
         let draft = self.draft(header, &self.json)?;
         Ok(self.write(&device, draft)?)
     }
