@@ -55,8 +55,8 @@ impl RepairPlan {
     ///
     /// # Errors
     ///
-    /// Fails if the header is not the one of the plan, or if the device cannot be written. Repairs before the failed one
-    /// are durable.
+    /// Fails if the header is not the one of the plan, or if the device cannot be written. Repairs before the failed
+    /// one are durable.
     pub fn execute(self, device: &dyn HeaderDevice, erase: bool) -> Result<Volume, RepairError> {
         match self.header {
             Planned::Luks1(_, found) if luks1::digest_of(device)? != found => {

@@ -82,8 +82,8 @@ pub(crate) fn distance(one: &Path, other: &Path) -> Option<i128> {
     one.iter().find_map(both).map(|(a, b)| i128::from(a) - i128::from(b))
 }
 
-/// Whether a header of `len` bytes at the start of `header` reaches into the payload, which `data` has from byte `start`
-/// on.
+/// Whether a header of `len` bytes at the start of `header` reaches into the payload, which `data` has from byte
+/// `start` on.
 pub(crate) fn has_header_in_payload(data: &Path, start: u64, header: &Path, len: u64) -> bool {
     distance(header, data).is_some_and(|at| at + i128::from(len) > i128::from(start))
 }
