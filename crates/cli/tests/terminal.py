@@ -1,12 +1,13 @@
 """Runs a command on a pseudo-terminal and plays a dialogue.
 
 Usage: terminal.py STEPS COMMAND...   STEPS is a JSON list of [wait for this text, then send this].
+Instead of a text, `signal N` sends a signal, and `run COMMAND` runs a command of the shell to its end.
 A text is sent once the command sleeps: a program that has written its prompt may be about to turn the echo off, and to
 discard what was typed before.
 Prints one JSON object: the transcript, the exit status (a signal as its negative number), whether the terminal echoed
 while each step waited, and whether it echoes at the end.
 """
-import fcntl, glob, json, os, select, signal, sys, termios, time
+import fcntl, glob, json, os, select, signal, subprocess, sys, termios, time
 
 steps = json.loads(sys.argv[1])
 # The slave stays open here, so that the state of the terminal can be read after the command has exited.
@@ -46,6 +47,8 @@ while time.monotonic() < deadline:
         send = steps.pop(0)[1]
         if send.startswith("signal "):
             os.kill(pid, int(send.split()[1]))
+        elif send.startswith("run "):
+            subprocess.run(send[4:], shell=True, check=True, stdout=subprocess.DEVNULL)
         else:
             os.write(master, send.encode("latin-1"))
         continue

@@ -282,6 +282,9 @@ pub enum CommitError {
     /// The sequence number is at its maximum.
     #[error("the header's sequence number is at its maximum")]
     SequenceExhausted,
+    /// The device has another header than the one that was loaded; nothing was written.
+    #[error("the header was changed by another program")]
+    HeaderChanged,
     /// The system returned no random bytes.
     #[error("the system returned no random bytes")]
     Random(#[from] RandomError),

@@ -8,9 +8,9 @@
 
 use crate::error::{BackupError, LoadError, RestoreError};
 use crate::header_device::{HeaderDevice, MemoryDevice};
+use crate::luks2::Luks2;
 use crate::luks2::binary_header::Copy;
 use crate::luks2::wipe::wipe_old_headers;
-use crate::luks2::{self, Luks2};
 use crate::volume::Volume;
 
 /// Maximum length of a backup, in bytes: two LUKS2 headers of 4 MiB and 128 MiB of keyslot areas.
@@ -31,7 +31,7 @@ pub struct HeaderBackup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Replaced {
-    /// No header of the same version that can be loaded.
+    /// No header of the same version that can be read and loaded.
     Nothing,
     /// A header of the same version.
     Header {
@@ -50,7 +50,7 @@ impl HeaderBackup {
     /// Fails if the device has no valid header, or ends before the keyslot areas do.
     pub fn of_device(device: &dyn HeaderDevice) -> Result<Self, BackupError> {
         let volume = Volume::load(device)?;
-        let mut bytes = read_start(device, backup_len(&volume)?)?;
+        let mut bytes = read_start(device, backup_len(&volume)?, &volume)?;
         match &volume {
             Volume::Luks1(luks1) => {
                 // Like cryptsetup, a backup has none of the bytes that belong to nothing.
@@ -74,7 +74,7 @@ impl HeaderBackup {
         if needed > len {
             return Err(LoadError::Truncated { what: "the backup", needed, len }.into());
         }
-        let mut bytes = read_start(file, needed)?;
+        let mut bytes = read_start(file, needed, &volume)?;
         if let Volume::Luks2(luks2) = &volume {
             make_whole(luks2, &mut bytes)?;
         }
@@ -108,7 +108,6 @@ impl HeaderBackup {
         }
         let old = match Volume::load(device) {
             Ok(old) if old.version() == self.volume.version() => old,
-            Err(LoadError::Io(error)) => return Err(error.into()),
             _ => return Ok(Replaced::Nothing),
         };
         if old.data_offset() != self.volume.data_offset() {
@@ -134,7 +133,7 @@ impl HeaderBackup {
         match &self.volume {
             Volume::Luks2(luks2) if self.has_same_areas(device, luks2)? => self.write_copies(device, luks2)?,
             Volume::Luks2(luks2) => {
-                wipe_old_headers(device)?;
+                wipe_old_headers(device, self.bytes.len() as u64)?;
                 let size = luks2.header().hdr_size as usize;
                 // Everything but the first sector of each copy, without which it is none.
                 for (start, end) in [(SECTOR, size), (size + SECTOR, self.bytes.len())] {
@@ -147,8 +146,10 @@ impl HeaderBackup {
                 }
             }
             Volume::Luks1(_) => {
-                wipe_old_headers(device)?;
-                device.write_all_at(&self.bytes[SECTOR..], SECTOR as u64)?;
+                // The backup ends at a multiple of 4096 bytes, and the payload may begin before that.
+                let end = (self.volume.header_len() as usize).next_multiple_of(SECTOR).min(self.bytes.len());
+                wipe_old_headers(device, end as u64)?;
+                device.write_all_at(&self.bytes[SECTOR..end], SECTOR as u64)?;
                 device.sync()?;
                 device.write_all_at(&self.bytes[..SECTOR], 0)?;
                 device.sync()?;
@@ -199,16 +200,26 @@ fn has_requirements(volume: &Volume) -> bool {
 /// Returns the length of the header with its keyslot areas.
 fn backup_len(volume: &Volume) -> Result<u64, BackupError> {
     let len = match volume {
-        Volume::Luks1(luks1) => luks1.areas().1.next_multiple_of(ALIGN),
-        Volume::Luks2(luks2) => luks2::header_end(luks2.header(), luks2.metadata()),
+        Volume::Luks1(_) => volume.header_len().next_multiple_of(ALIGN),
+        Volume::Luks2(_) => volume.header_len(),
     };
     if len > MAX_BACKUP_LEN { Err(BackupError::TooLong(len)) } else { Ok(len) }
 }
 
-fn read_start(device: &dyn HeaderDevice, len: u64) -> Result<Vec<u8>, BackupError> {
+/// Reads the header with its keyslot areas, except a damaged copy, which may be unreadable.
+fn read_start(device: &dyn HeaderDevice, len: u64, volume: &Volume) -> Result<Vec<u8>, BackupError> {
     // At most `MAX_BACKUP_LEN`.
     let mut bytes = vec![0; len as usize];
     let inside = device.len()?.min(len);
-    device.read_exact_at(&mut bytes[..inside as usize], 0)?;
+    let skipped = match volume {
+        Volume::Luks2(luks2) if luks2.has_different_copies() => {
+            let start = luks2.header().offset(luks2.trusted_copy().other());
+            start..start + luks2.header().hdr_size
+        }
+        _ => inside..inside,
+    };
+    for range in [0..skipped.start, skipped.end..inside] {
+        device.read_exact_at(&mut bytes[range.start as usize..range.end as usize], range.start)?;
+    }
     Ok(bytes)
 }

@@ -34,6 +34,7 @@
 mod af;
 mod attempts;
 mod authenticated;
+mod checked_device;
 mod convert;
 mod edit;
 mod error;

@@ -85,6 +85,9 @@ pub enum Violation {
     /// The checksum over the header does not match.
     #[error("checksum does not match")]
     Checksum,
+    /// The bytes cannot be read, which is damage of this copy only.
+    #[error("cannot be read: {0}")]
+    Unreadable(Excerpt),
     /// A text does not end with a zero byte inside its field, or has invalid bytes.
     #[error("{0} is not a zero-terminated text")]
     NotText(&'static str),

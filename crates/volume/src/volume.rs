@@ -98,6 +98,26 @@ impl Volume {
         }
     }
 
+    /// Whether `other` is this header, unchanged: in all bytes of LUKS1; in sequence number, fields and metadata of
+    /// LUKS2, in the same copy.
+    pub fn is_same_header(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Luks1(one), Self::Luks1(other)) => one.is_same_header(other),
+            (Self::Luks2(one), Self::Luks2(other)) => one.is_same_header(other),
+            _ => false,
+        }
+    }
+
+    /// Whether a keyslot holds a key, and `other` has the same keyslot under this number: a passphrase that opens one
+    /// opens both, since every program gives a new key a new salt.
+    pub fn has_same_keyslot(&self, other: &Self, number: u32) -> bool {
+        match (self, other) {
+            (Self::Luks1(one), Self::Luks1(other)) => one.has_same_keyslot(other, number),
+            (Self::Luks2(one), Self::Luks2(other)) => one.has_same_keyslot(other, number),
+            _ => false,
+        }
+    }
+
     /// Returns the digest by which a policy pins the header (`HeaderPolicy::expected_digest`).
     pub fn header_digest(&self) -> HeaderDigest {
         match self {
@@ -223,6 +243,14 @@ impl Volume {
         match self {
             Self::Luks1(luks1) => u64::from(luks1.payload_offset()) * SECTOR_SIZE,
             Self::Luks2(luks2) => luks2.data_offset(),
+        }
+    }
+
+    /// Returns the end of the keyslot areas on the header device, in bytes.
+    pub fn header_len(&self) -> u64 {
+        match self {
+            Self::Luks1(luks1) => luks1.areas().1,
+            Self::Luks2(luks2) => luks2::header_end(luks2.header(), luks2.metadata()),
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) fn store(name: &Name) -> anyhow::Result<()> {
     if integrity.is_some_and(|state| state.mode == "direct") {
         flags.push(NO_JOURNAL.to_owned());
     }
-    header.edit(|volume, device| {
+    header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a flag")) };
         let mut all: Vec<String> = flags.iter().map(|flag| flag.replace('_', "-")).collect();
         // Flags that Inlock does not know stay.

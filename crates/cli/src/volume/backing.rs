@@ -66,14 +66,26 @@ pub(crate) fn shown(device: &Path) -> PathBuf {
 
 /// Whether two files or block devices share bytes.
 pub(crate) fn overlap(one: &Path, other: &Path) -> bool {
+    distance(one, other).is_some()
+}
+
+/// Returns the position of the first byte of `one` on `other`, in bytes, if they share bytes. It may be negative.
+pub(crate) fn distance(one: &Path, other: &Path) -> Option<i128> {
     let ranges = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
         let own = BackingRange { path: path.to_owned(), identity: device::identity(&metadata), range: ALL };
         Some(std::iter::once(own).chain(ranges_of(&metadata)).collect::<Vec<_>>())
     };
-    let (one, other) = (ranges(one).unwrap_or_default(), ranges(other).unwrap_or_default());
+    let (one, other) = (ranges(one)?, ranges(other)?);
     let same = |a: &BackingRange, b: &BackingRange| a.identity == b.identity && ranges_overlap(a.range, b.range);
-    one.iter().any(|a| other.iter().any(|b| same(a, b)))
+    let both = |a: &BackingRange| Some((a.range.offset, other.iter().find(|b| same(a, b))?.range.offset));
+    one.iter().find_map(both).map(|(a, b)| i128::from(a) - i128::from(b))
+}
+
+/// Whether a header of `len` bytes at the start of `header` reaches into the payload, which `data` has from byte
+/// `start` on.
+pub(crate) fn has_header_in_payload(data: &Path, start: u64, header: &Path, len: u64) -> bool {
+    distance(header, data).is_some_and(|at| at + i128::from(len) > i128::from(start))
 }
 
 /// Returns the file of a loop device, and the device's range of it.

@@ -118,6 +118,14 @@ impl Device {
         OpenOptions::new().read(true).write(writing).custom_flags(flags).open(name)
     }
 
+    /// Lets the next reads of a block device be those of its bytes: another program may have written them under another
+    /// name since they were cached. Writes that are not durable stay.
+    pub(crate) fn drop_cache(&self) {
+        if let Some(file) = self.file().filter(|_| self.is_block()) {
+            let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+        }
+    }
+
     /// Duplicates the file descriptor. Fails for an export.
     pub(crate) fn share(&self) -> io::Result<File> {
         self.file().ok_or_else(remote::no_file)?.try_clone()

@@ -2,6 +2,9 @@
 //!
 //! The lock of the header is enough, also while the volume is served: a process that serves it writes only to the
 //! payload, and reads the header under the same lock whenever it needs it again (docs/decisions/0036).
+//!
+//! The user is asked, and keys are derived, before the lock is taken. Another program may change the header meanwhile,
+//! so what was checked by then is checked again under the lock ([`Header::edit`], docs/decisions/0078).
 
 use inlock_cipher::scrub_stack;
 use inlock_volume::{
@@ -16,7 +19,7 @@ use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, VolumeKeyArgs};
 use super::unlocked::SCRUB;
 use crate::error::{CliError, cannot_edit, cannot_unlock};
-use crate::ui::print::{print_stderr, print_verbose, warn};
+use crate::ui::print::{print_debug, print_stderr, print_verbose, warn};
 
 /// Runs an action that handles keys, and wipes the stack memory that it has used.
 pub(crate) fn scrubbed<T>(run: impl FnOnce() -> T) -> T {
@@ -28,6 +31,15 @@ pub(crate) fn scrubbed<T>(run: impl FnOnce() -> T) -> T {
 #[inline(never)]
 fn on_own_frame<T>(run: impl FnOnce() -> T) -> T {
     run()
+}
+
+/// Part of a header that a command has checked, and that must be the same under the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Checked {
+    /// The keyslot that a passphrase has opened, or that is to be removed.
+    Keyslot(u32),
+    /// The token that has given a passphrase.
+    Token(u32),
 }
 
 /// A keyslot that a passphrase has opened.
@@ -53,32 +65,69 @@ impl Header {
         }
     }
 
-    /// Locks the header exclusively, loads it again, and changes it.
+    /// Locks the header exclusively, loads it again, and changes it. If another program has changed it since it was
+    /// loaded, it must comply with the policy, and have everything that was `checked`.
     pub(crate) fn edit<T>(
         &mut self,
+        checked: &[Checked],
         change: impl FnOnce(&mut Volume, &DeviceHeader) -> Result<T, EditError>,
     ) -> anyhow::Result<T> {
         let _lock = lock::header(&self.device, Mode::Exclusive)?;
-        let luks = if self.volume.version() == 1 { Luks::One } else { Luks::Two };
-        let current = self.read_again(luks)?;
-        if current.uuid() != self.volume.uuid() {
-            return Err(CliError::refused(
-                format!("Device {} has another header by now.", self.device.path.display()),
-                "check the device, and try again",
-            ));
+        self.device.drop_cache();
+        let current = self.read_again(Luks::Any)?;
+        if !current.is_same_header(&self.volume) {
+            self.check_again(&current, checked)?;
         }
         self.volume = current;
         let device = self.device.header()?;
         change(&mut self.volume, &device).map_err(cannot_edit(&self.device.path))
     }
 
-    /// Numbers of the keyslots in this state or states, in their order.
-    pub(crate) fn keyslots(&self, is_wanted: impl Fn(KeyslotStatus) -> bool) -> Vec<u32> {
-        (0..)
-            .map(|number| (number, self.volume.keyslot_status(number)))
-            .take_while(|(_, status)| *status != KeyslotStatus::Invalid)
-            .filter_map(|(number, status)| is_wanted(status).then_some(number))
-            .collect()
+    /// Checks what another program has left of the header.
+    fn check_again(&self, current: &Volume, checked: &[Checked]) -> anyhow::Result<()> {
+        let path = self.device.path.display();
+        print_debug(format_args!("The header on {path} was changed since it was loaded."));
+        let refused = |what: String| {
+            let hint = "nothing was changed; run `inlock luksDump` to see the header, and try again";
+            Err(CliError::refused(format!("{what} by another program."), hint))
+        };
+        if (current.version(), current.uuid()) != (self.volume.version(), self.volume.uuid()) {
+            return refused(format!("The header on device {path} was replaced"));
+        }
+        current.check_policy_for_keys(&self.policy).map_err(cannot_unlock(&self.device.path))?;
+        for part in checked {
+            match *part {
+                Checked::Keyslot(number) if !self.volume.has_same_keyslot(current, number) => {
+                    return refused(format!("Keyslot {number} on device {path} was changed or removed"));
+                }
+                Checked::Token(number) if token_json(&self.volume, number) != token_json(current, number) => {
+                    return refused(format!("Token {number} on device {path} was changed or removed"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a keyslot. If it is the last one under the lock, `confirm` asks the user, without the lock. It was asked
+    /// before if `is_confirmed`.
+    pub(crate) fn kill_keyslot(
+        &mut self,
+        number: u32,
+        checked: &[Checked],
+        mut is_confirmed: bool,
+        confirm: impl Fn() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        while !self.edit(checked, |volume, device| {
+            if volume.keyslot_status(number) == KeyslotStatus::ActiveLast && !is_confirmed {
+                return Ok(false);
+            }
+            volume.kill_keyslot(device, number).map(|()| true)
+        })? {
+            confirm()?;
+            is_confirmed = true;
+        }
+        Ok(())
     }
 
     /// Reads a volume key, and verifies it.
@@ -120,15 +169,14 @@ impl Header {
         })
     }
 
-    /// Asks for passphrases until one opens a keyslot other than `except`, or the last one.
-    pub(crate) fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<()> {
-        let holds_key = |status| matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast);
-        let mut others = self.keyslots(holds_key);
+    /// Asks for passphrases until one opens a keyslot other than `except`, or the last one. Returns its number.
+    pub(crate) fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<u32> {
+        let mut others = keyslots(&self.volume, holds_volume_key);
         if others.len() > 1 {
             others.retain(|number| *number != except);
         }
         match self.open_with_token(key, ask)? {
-            Some(opened) if others.contains(&opened.number) => return Ok(()),
+            Some(opened) if others.contains(&opened.number) => return Ok(opened.number),
             Some(_) => {
                 return Err(CliError::refused(
                     format!("The token opens keyslot {except}, which is to be removed."),
@@ -148,7 +196,7 @@ impl Header {
             }
             Err(first_error.unwrap_or_else(|| CliError::NoKey.into()))
         });
-        opened.map(drop)
+        opened.map(|opened| opened.number)
     }
 
     /// Opens a keyslot, `slot` or any, and returns its number and its key.
@@ -193,7 +241,7 @@ impl Header {
         passphrase: &Secret,
         mut new: NewKeyslot,
     ) -> anyhow::Result<u32> {
-        self.edit(|volume, device| match volume.change_keyslot(device, number, key, passphrase, &new) {
+        self.edit(&[Checked::Keyslot(number)], |volume, device| match volume.change_keyslot(device, number, key, passphrase, &new) {
             Err(EditError::NoFreeKeyslot | EditError::NoFreeArea { .. }) => {
                 warn(format_args!(
                     "there is no space for a second keyslot; keyslot {number} is overwritten, and a power cut destroys it"
@@ -208,6 +256,27 @@ impl Header {
     /// Locks the device of the header as a whole: no process has the volume open.
     pub(crate) fn lock_unused(&self) -> anyhow::Result<DeviceLock> {
         lock::whole_device(&self.device, Mode::Exclusive)
+    }
+}
+
+/// Numbers of the keyslots in this state or states, in their order.
+pub(crate) fn keyslots(volume: &Volume, is_wanted: impl Fn(KeyslotStatus) -> bool) -> Vec<u32> {
+    (0..)
+        .map(|number| (number, volume.keyslot_status(number)))
+        .take_while(|(_, status)| *status != KeyslotStatus::Invalid)
+        .filter_map(|(number, status)| is_wanted(status).then_some(number))
+        .collect()
+}
+
+/// Whether a keyslot in this state holds the volume key.
+pub(crate) fn holds_volume_key(status: KeyslotStatus) -> bool {
+    matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast)
+}
+
+fn token_json(volume: &Volume, number: u32) -> Option<String> {
+    match volume {
+        Volume::Luks2(luks2) => luks2.token_json(number),
+        _ => None,
     }
 }
 

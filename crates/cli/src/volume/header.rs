@@ -4,6 +4,7 @@ use std::path::Path;
 
 use inlock_volume::{HeaderDevice, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
+use super::backing;
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
 use super::remote::DeviceHeader;
@@ -23,6 +24,8 @@ pub(crate) const FLATTEN: &str = "open it through librbd, or flatten it: rbd fla
 pub(crate) struct Header {
     pub device: Device,
     pub volume: Volume,
+    /// The policy for keys with which it was found to comply.
+    pub(super) policy: HeaderPolicy,
 }
 
 impl Header {
@@ -36,7 +39,7 @@ impl Header {
     /// Returns the header if it complies with the policy for keys.
     pub(super) fn complying(self, args: &HeaderArgs) -> anyhow::Result<Self> {
         self.volume.check_policy_for_keys(&args.policy).map_err(cannot_unlock(&self.device.path))?;
-        Ok(self)
+        Ok(Self { policy: args.policy.clone(), ..self })
     }
 
     /// Prints with `--verbose` how much memory unlocking takes, before it does.
@@ -68,7 +71,7 @@ impl Header {
                 warn(format_args!("{}: {warning}", device.path.display()));
             }
         }
-        Ok(Self { device, volume })
+        Ok(Self { device, volume, policy: HeaderPolicy::default() })
     }
 
     /// Reads the header on `device` under its lock, without its warnings.
@@ -216,10 +219,11 @@ fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
     Ok(volume)
 }
 
-/// Opens the device with the header of a volume on `data`.
-pub(super) fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
-    match &args.header {
-        Some(header) => Device::open(header, OpenMode::Read),
-        None => Ok(data.duplicate()),
-    }
+/// Opens the device with the detached header of a volume on `data`. `None`: the header is on `data`, also if the option
+/// has another name for it, or a loop device over it.
+pub(super) fn detached_header(args: &SourceArgs, data: &Device) -> anyhow::Result<Option<Device>> {
+    let Some(header) = &args.header else { return Ok(None) };
+    let device = Device::open(header, OpenMode::Read)?;
+    let is_data = device.identity() == data.identity() || backing::distance(&device.path, &data.path) == Some(0);
+    Ok((!is_data).then_some(device))
 }

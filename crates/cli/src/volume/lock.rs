@@ -1,9 +1,10 @@
 //! Two kinds of lock: on headers, shared with cryptsetup, and on whole devices, among Inlock's own processes.
 //!
 //! A header is locked while it is read or written: by `flock` on an image file itself, for a block device on
-//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does. A device is locked while a volume is served or copied,
-//! for one writer or any number of readers: on the image itself ([`range`]), through loop devices too ([`backing`]),
-//! and in a lock file named after the device's identity (docs/decisions/0003 and 0022).
+//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does; for a loop device also on its file. A device is locked
+//! while a volume is served or copied, for one writer or any number of readers: on the image itself ([`range`]),
+//! through loop devices too ([`backing`]), and in a lock file named after the device's identity (docs/decisions/0003
+//! and 0022).
 
 mod range;
 
@@ -106,7 +107,14 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     let (major, minor) = device.device_number();
     let dir = Path::new(CRYPTSETUP_LOCKS);
     // A process without permission for the directory cannot run cryptsetup on the device either.
-    take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, HEADER_TIMEOUT)?.ok_or_else(|| locked().into())
+    let own = take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, HEADER_TIMEOUT)?.ok_or_else(locked)?;
+    // Those who name the file of a loop device lock the file.
+    let backing = device.metadata().map(backing::ranges_of).unwrap_or_default();
+    backing.iter().filter(|file| file.range.offset == 0).try_fold(own, |own, file| {
+        let Some(file) = open_backing(file, mode) else { return Ok(own) };
+        take(&file, mode, HEADER_TIMEOUT)?.then_some(()).ok_or_else(locked)?;
+        Ok(Lock { held: Some(file), own_file: None, others: Some(Box::new(own)) })
+    })
 }
 
 /// Lets key derivations of all processes with this option take turns.

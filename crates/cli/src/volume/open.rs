@@ -12,7 +12,7 @@ use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Tabl
 use super::backing;
 use super::device::{Device, OpenMode};
 use super::freshness::FreshnessCheck;
-use super::header::{Header, header_device};
+use super::header::{Header, detached_header};
 use super::holes;
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
@@ -160,6 +160,19 @@ fn check_no_journal(args: &SourceArgs, data: &Device) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that the payload fits the data device, and that the header is not in it.
+fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> anyhow::Result<()> {
+    let (volume, path) = (&header.volume, header.path());
+    let is_detached = location == HeaderLocation::Detached;
+    if is_detached && backing::has_header_in_payload(&data.path, volume.data_offset(), path, volume.header_len()) {
+        return Err(CliError::refused(
+            format!("The header on {} lies in the payload of device {}.", path.display(), data.path.display()),
+            "name the device that has the payload, or copy the header to a file: inlock luksHeaderBackup",
+        ));
+    }
+    volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))
+}
+
 /// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
 fn unlock_luks(
     luks: Luks,
@@ -170,8 +183,9 @@ fn unlock_luks(
     locks: &mut Vec<DeviceLock>,
     info: &mut VolumeInfo,
 ) -> anyhow::Result<(Contents, Vec<Option<String>>)> {
-    let device = header_device(args, data)?;
-    let detached = device.identity() != data.identity();
+    let device = detached_header(args, data)?;
+    let detached = device.is_some();
+    let device = device.unwrap_or_else(|| data.duplicate());
     let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
     if detached && !backing::overlap(&device.path, &data.path) {
         // Prevents replacing the header. The lock of the data device includes a header on it.
@@ -179,7 +193,7 @@ fn unlock_luks(
     }
     let header = Header::load_from(device, luks, false).map_err(may_be_plain)?;
     header.check(&args.policy)?;
-    header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
+    check_place(&header, location, data)?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
     removed_integrity::check(&header.volume, data, &args.policy)?;
     let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
@@ -364,7 +378,8 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
         VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
         VolumeType::Luks(luks) => {
             // The other process has printed the warnings.
-            let header = Header::load_from(header_device(args, &data)?, *luks, true).map_err(may_be_plain)?;
+            let device = detached_header(args, &data)?.unwrap_or_else(|| data.duplicate());
+            let header = Header::load_from(device, *luks, true).map_err(may_be_plain)?;
             header.check(&args.policy)?;
             Ok(header.unlock(&args.key, &args.policy, ask)?.key)
         }

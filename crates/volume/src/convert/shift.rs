@@ -5,6 +5,7 @@
 //! in place, and a power cut loses that keyslot; the others are moved before or after it.
 
 use super::ConvertError;
+use crate::checked_device::CheckedDevice;
 use crate::header_device::HeaderDevice;
 use crate::luks1::{Luks1, RawHeader, disable};
 use std::ops::Range;
@@ -26,7 +27,7 @@ impl Shift {
 /// Moves the areas of all keyslots of which `is_done` does not say that they are moved.
 pub(super) fn shift(
     luks1: &mut Luks1,
-    device: &dyn HeaderDevice,
+    device: &CheckedDevice<'_>,
     shift: Shift,
     is_done: impl Fn(u32, u64) -> bool,
 ) -> Result<(), ConvertError> {
@@ -56,7 +57,7 @@ pub(super) fn spare(luks1: &Luks1) -> Option<u32> {
     (0..8).find(|number| !active.contains(number))
 }
 
-fn move_active(luks1: &mut Luks1, device: &dyn HeaderDevice, number: u32, target: u64) -> Result<(), ConvertError> {
+fn move_active(luks1: &mut Luks1, device: &CheckedDevice<'_>, number: u32, target: u64) -> Result<(), ConvertError> {
     let own = luks1.area(number);
     let len = own.end - own.start;
     let overlaps = own.start < target + len && target < own.end;
@@ -75,7 +76,7 @@ fn move_active(luks1: &mut Luks1, device: &dyn HeaderDevice, number: u32, target
 }
 
 /// Copies key material, durably.
-fn copy(device: &dyn HeaderDevice, from: &Range<u64>, to: u64) -> Result<(), ConvertError> {
+fn copy(device: &CheckedDevice<'_>, from: &Range<u64>, to: u64) -> Result<(), ConvertError> {
     let mut material = Zeroizing::new(vec![0; (from.end - from.start) as usize]);
     device.read_exact_at(&mut material, from.start)?;
     device.write_all_at(&material, to)?;
@@ -84,7 +85,7 @@ fn copy(device: &dyn HeaderDevice, from: &Range<u64>, to: u64) -> Result<(), Con
 
 fn change(
     luks1: &mut Luks1,
-    device: &dyn HeaderDevice,
+    device: &CheckedDevice<'_>,
     change: impl FnOnce(&mut RawHeader),
 ) -> Result<(), ConvertError> {
     Ok(luks1.change_header(device, true, change)?)

@@ -75,6 +75,7 @@ impl Plan {
     }
 
     pub(super) fn execute(self, device: &dyn HeaderDevice) -> Result<(), ConvertError> {
+        let device = &self.luks2.checked(device)?;
         if self.luks2.has_different_copies() {
             // The second copy must be whole while the first is replaced.
             self.luks2.rewrite_other_copy(device)?;

@@ -58,6 +58,7 @@ impl Plan {
     }
 
     pub(super) fn execute(self, device: &dyn HeaderDevice) -> Result<(), ConvertError> {
+        let device = &self.luks1.checked(device)?;
         let mut luks1 = self.luks1.clone();
         let is_done = |number, start| target(&self.luks1, number, start) == start;
         shift(&mut luks1, device, Shift { distance: DISTANCE, is_up: true }, is_done)?;

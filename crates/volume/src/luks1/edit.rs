@@ -11,6 +11,7 @@
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
 use super::{Luks1, STRIPES, validate};
+use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, KeyslotStatus, NewKeyslot};
 use crate::error::CommitError;
 use crate::header_device::HeaderDevice;
@@ -48,6 +49,7 @@ impl Luks1 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &self.checked(device)?;
         self.check_key(key)?;
         let number = self.free_keyslot(new.number)?;
         let sealed = self.seal(key, passphrase, new)?;
@@ -68,6 +70,7 @@ impl Luks1 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &self.checked(device)?;
         self.check_active(number)?;
         self.check_key(key)?;
         let keeps_number = new.number == Some(number);
@@ -86,12 +89,12 @@ impl Luks1 {
         let sealed = self.seal(key, passphrase, new)?;
         self.put_key(device, other, &sealed)?;
         if !keeps_number {
-            self.kill_keyslot(device, number)?;
+            self.kill(device, number)?;
             return Ok(other);
         }
         // The other keyslot opens while this one is overwritten.
         self.put_key(device, number, &sealed)?;
-        self.kill_keyslot(device, other)?;
+        self.kill(device, other)?;
         Ok(number)
     }
 
@@ -102,6 +105,11 @@ impl Luks1 {
     ///
     /// As there.
     pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
+        let device = &self.checked(device)?;
+        self.kill(device, number)
+    }
+
+    fn kill(&mut self, device: &CheckedDevice<'_>, number: u32) -> Result<(), EditError> {
         self.check_active(number)?;
         overwrite_key(device, number, self.area(number))?;
         self.change_header(device, false, |raw| disable(&mut raw.keyslots[number as usize]))
@@ -113,6 +121,7 @@ impl Luks1 {
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
     pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
+        let device = &self.checked(device)?;
         let len = device.len()?;
         for number in 0..KEYSLOTS as u32 {
             // The areas of disabled keyslots may have old key material, and may be outside of a file.
@@ -131,6 +140,7 @@ impl Luks1 {
     ///
     /// Fails if the text is not a UUID, or if the header cannot be written.
     pub(crate) fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
+        let device = &self.checked(device)?;
         let uuid = luks_uuid::new(uuid)?;
         self.change_header(device, false, |raw| {
             raw.uuid.fill(0);
@@ -198,7 +208,7 @@ impl Luks1 {
     }
 
     /// Writes key material, then the keyslot.
-    fn put_key(&mut self, device: &dyn HeaderDevice, number: u32, key: &SealedKey) -> Result<(), EditError> {
+    fn put_key(&mut self, device: &CheckedDevice<'_>, number: u32, key: &SealedKey) -> Result<(), EditError> {
         device.write_all_at(&key.material, self.area(number).start)?;
         device.sync()?;
         self.change_header(device, true, |raw| {
@@ -218,7 +228,7 @@ impl Luks1 {
     /// Reads the header, changes it, and writes the sectors that differ, each durable before the next.
     pub(crate) fn change_header(
         &mut self,
-        device: &dyn HeaderDevice,
+        device: &CheckedDevice<'_>,
         enables: bool,
         change: impl FnOnce(&mut RawHeader),
     ) -> Result<(), EditError> {

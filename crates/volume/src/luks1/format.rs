@@ -133,7 +133,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let luks1 = validate::decode(&header).and_then(|luks1| validate::check(&luks1).map(|()| luks1));
     luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
 
-    wipe_old_headers(device)?;
+    wipe_old_headers(device, u64::MAX)?;
     fill_random(device, KEYSLOT_ALIGN..options.header_len())?;
     device.write_all_at(&material, u64::from(header.keyslots[options.keyslot as usize].offset.get()) * 512)?;
     let mut bytes = [0; 1024];

@@ -17,7 +17,8 @@ pub(crate) use edit::disable;
 pub use format::{FormatOptions, format};
 pub(crate) use repair::Luks1Repair;
 
-use crate::error::{LoadError, LoadWarning};
+use crate::checked_device::CheckedDevice;
+use crate::error::{CommitError, LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderDigest;
 use crate::key_material::STRIPES;
@@ -46,7 +47,7 @@ pub struct Luks1 {
 }
 
 /// One of the eight keyslots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keyslot {
     active: bool,
     /// Whether damage keeps it from being used.
@@ -58,18 +59,25 @@ struct Keyslot {
     stripes: u32,
 }
 
-/// Whether `device` starts with the magic and the version of LUKS1.
+/// Whether `device` starts with the magic and the version of LUKS1. What cannot be read is none: it may be the first
+/// copy of a LUKS2 header, which has another one.
 ///
 /// # Errors
 ///
-/// Fails if the device cannot be read.
+/// Fails if the length of the device cannot be determined.
 pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
     let mut start = [0; 8];
     if device.len()? < start.len() as u64 {
         return Ok(false);
     }
-    device.read_exact_at(&mut start, 0)?;
-    Ok(start == *b"LUKS\xba\xbe\x00\x01")
+    Ok(device.read_exact_at(&mut start, 0).is_ok() && start == *b"LUKS\xba\xbe\x00\x01")
+}
+
+/// Returns the digest of the header's bytes, which need not be valid.
+pub(crate) fn digest_of(device: &dyn HeaderDevice) -> std::io::Result<HeaderDigest> {
+    let mut bytes = [0; HEADER_LEN];
+    device.read_exact_at(&mut bytes, 0)?;
+    Ok(HeaderDigest::of(&bytes))
 }
 
 impl Luks1 {
@@ -98,6 +106,22 @@ impl Luks1 {
     /// Returns the UUID.
     pub fn uuid(&self) -> &str {
         &self.uuid
+    }
+
+    /// Whether all bytes of another header are the same.
+    pub(crate) fn is_same_header(&self, other: &Self) -> bool {
+        self.header_digest == other.header_digest
+    }
+
+    /// Returns `device` to change its header, which must be this one.
+    pub(crate) fn checked<'a>(&self, device: &'a dyn HeaderDevice) -> Result<CheckedDevice<'a>, CommitError> {
+        CheckedDevice::new(device, Self::load(device).map(|present| present.is_same_header(self)))
+    }
+
+    /// Whether a keyslot of another header holds the same key under the same passphrase.
+    pub(crate) fn has_same_keyslot(&self, other: &Self, number: u32) -> bool {
+        let record = |luks1: &Self| luks1.keyslots.get(number as usize).filter(|slot| slot.active).copied();
+        record(self).is_some() && record(self) == record(other) && self.digest() == other.digest()
     }
 
     /// Returns the start of the payload, in sectors.

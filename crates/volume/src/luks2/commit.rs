@@ -6,6 +6,7 @@
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
 use super::metadata::Metadata;
 use super::{HEADER, Luks2, load, validate};
+use crate::checked_device::CheckedDevice;
 use crate::error::{CommitError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use crate::pbkdf::fill_random;
@@ -29,11 +30,13 @@ impl Luks2 {
     ///
     /// # Errors
     ///
-    /// Fails before it writes if the metadata violate a rule or do not fit their area; later, only if the device cannot
+    /// Fails before it writes if the device has another header than the loaded one, or if the metadata violate a rule
+    /// or do not fit their area; later, only if the device cannot
     /// be written. One copy of the header is valid at any time.
     pub fn commit(&mut self, device: &dyn HeaderDevice, metadata: &str) -> Result<(), CommitError> {
+        let device = self.checked(device)?;
         let draft = self.draft(self.header.clone(), metadata)?;
-        self.write(device, draft)
+        self.write(&device, draft)
     }
 
     /// Checks the next version of the header, with these fields and this JSON text.
@@ -46,7 +49,7 @@ impl Luks2 {
     }
 
     /// Writes both copies, one after the other.
-    pub(super) fn write(&mut self, device: &dyn HeaderDevice, draft: Draft) -> Result<(), CommitError> {
+    pub(super) fn write(&mut self, device: &CheckedDevice<'_>, draft: Draft) -> Result<(), CommitError> {
         let Draft { header, map, metadata, area } = draft;
         for copy in [self.trusted.other(), self.trusted] {
             write_copy(device, &header, copy, &area)?;

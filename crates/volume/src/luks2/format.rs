@@ -251,7 +251,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     validate::check(HEADER, &header, &map).map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
     let area = json_area(&header, &map).map_err(|(needed, area)| FormatError::MetadataTooLarge { needed, area })?;
 
-    wipe_old_headers(device)?;
+    wipe_old_headers(device, u64::MAX)?;
     fill_random(device, area_offset..options.header_len())?;
     device.write_all_at(&material, area_offset)?;
     for copy in [Copy::Primary, Copy::Secondary] {

@@ -3,7 +3,7 @@
 //! The first copy is used if it is valid, and has the offset of the second. If the first is damaged, the second is
 //! searched at every offset that the format allows; the nearest is used, since a larger header overwrites what a
 //! smaller one has left nearby, and not vice versa. Of two valid copies the one with the higher sequence number is
-//! used.
+//! used. A copy that cannot be read is a damaged one.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
 use super::json::text_of_area;
@@ -11,6 +11,7 @@ use super::metadata::{KeyslotDamage, Metadata};
 use super::{HEADER, Luks2, SECOND_HEADER, validate};
 use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
+use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 use std::io;
@@ -28,6 +29,18 @@ enum CopyError {
     Io(io::Error),
 }
 
+impl CopyError {
+    /// Returns the damage of the copy.
+    fn into_fault(self, copy: Copy) -> HeaderFault {
+        match self {
+            Self::Fault(fault) => fault,
+            Self::Io(error) => {
+                Violation::Unreadable(Excerpt::new(&error.to_string())).at(name_of(copy), HeaderPath::ROOT)
+            }
+        }
+    }
+}
+
 impl From<io::Error> for CopyError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
@@ -36,12 +49,14 @@ impl From<io::Error> for CopyError {
 
 pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
     let (loaded, mut warnings, trusted) = match read_copy(device, Copy::Primary, 0) {
-        Ok(primary) => choose(device, primary)?,
-        Err(CopyError::Io(error)) => return Err(error.into()),
-        Err(CopyError::Fault(fault)) => {
-            let second = find_second(device, &fault)?;
-            (second, vec![LoadWarning::PrimaryDamaged(fault)], Copy::Secondary)
-        }
+        Ok(primary) => choose(device, primary),
+        Err(error) => match find_second(device) {
+            Ok(second) => {
+                let fault = error.into_fault(Copy::Primary);
+                (second, vec![LoadWarning::PrimaryDamaged(fault)], Copy::Secondary)
+            }
+            Err(second) => return Err(no_copy(error, second)),
+        },
     };
     check_inside(device, &loaded.metadata)?;
     warnings.extend(damage_of_keyslots(&loaded.metadata));
@@ -50,57 +65,66 @@ pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
 }
 
 /// Compares a valid first copy with the second, and returns the newer one.
-fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<LoadWarning>, Copy), LoadError> {
+fn choose(device: &dyn HeaderDevice, primary: Loaded) -> (Loaded, Vec<LoadWarning>, Copy) {
     let second = match read_copy(device, Copy::Secondary, primary.header.hdr_size) {
         Ok(second) => second,
-        Err(CopyError::Io(error)) => return Err(error.into()),
-        Err(CopyError::Fault(fault)) => {
-            return Ok((primary, vec![LoadWarning::SecondaryDamaged(fault)], Copy::Primary));
+        Err(error) => {
+            let fault = error.into_fault(Copy::Secondary);
+            return (primary, vec![LoadWarning::SecondaryDamaged(fault)], Copy::Primary);
         }
     };
     let (ours, theirs) = (primary.header.seqid, second.header.seqid);
     if ours != theirs {
         let warnings = vec![LoadWarning::CopiesDiffer { primary: ours, secondary: theirs }];
-        return Ok(if theirs > ours {
-            (second, warnings, Copy::Secondary)
-        } else {
-            (primary, warnings, Copy::Primary)
-        });
+        return if theirs > ours { (second, warnings, Copy::Secondary) } else { (primary, warnings, Copy::Primary) };
     }
     let mut warnings = Vec::new();
     if primary.header != second.header || primary.json != second.json {
         warnings.push(LoadWarning::SameSequenceDifferentContent { seqid: ours });
     }
-    Ok((primary, warnings, Copy::Primary))
+    (primary, warnings, Copy::Primary)
 }
 
-/// Searches for the second copy, since the first is damaged.
-fn find_second(device: &dyn HeaderDevice, primary: &HeaderFault) -> Result<Loaded, LoadError> {
-    let mut second_fault = None;
+/// Searches for the second copy, since the first is damaged. Fails with the first one that looks like it, or with what
+/// cannot be read.
+fn find_second(device: &dyn HeaderDevice) -> Result<Loaded, Option<CopyError>> {
+    let (mut damaged, mut unreadable) = (None, None);
     for offset in SECOND_OFFSETS {
         match read_copy(device, Copy::Secondary, offset) {
             Ok(second) => return Ok(second),
-            Err(CopyError::Io(error)) => return Err(error.into()),
             Err(CopyError::Fault(HeaderFault {
                 violation: Violation::NoMagic | Violation::Truncated { .. }, ..
             })) => {}
-            Err(CopyError::Fault(fault)) => {
-                second_fault.get_or_insert(fault);
-            }
+            Err(error @ CopyError::Fault(_)) => drop(damaged.get_or_insert(error)),
+            Err(error @ CopyError::Io(_)) => drop(unreadable.get_or_insert(error)),
         }
     }
-    Err(match (&primary.violation, second_fault) {
-        (Violation::NoMagic, Some(fault)) => fault.into(),
+    Err(damaged.or(unreadable))
+}
+
+/// Returns why neither copy can be used.
+fn no_copy(primary: CopyError, second: Option<CopyError>) -> LoadError {
+    let primary = match primary {
+        CopyError::Io(error) => return error.into(),
+        CopyError::Fault(fault) => fault,
+    };
+    match (primary.violation, second) {
+        (Violation::NoMagic, Some(CopyError::Fault(fault))) => fault.into(),
+        (Violation::NoMagic, Some(CopyError::Io(error))) => error.into(),
         (Violation::NoMagic, None) => LoadError::NotLuks,
-        (Violation::Version(version), _) => LoadError::UnsupportedVersion(*version),
-        (&Violation::Truncated { needed, len }, _) => LoadError::Truncated { what: HEADER, needed, len },
-        _ => primary.clone().into(),
-    })
+        (Violation::Version(version), _) => LoadError::UnsupportedVersion(version),
+        (Violation::Truncated { needed, len }, _) => LoadError::Truncated { what: HEADER, needed, len },
+        (violation, _) => HeaderFault { violation, ..primary }.into(),
+    }
+}
+
+fn name_of(copy: Copy) -> &'static str {
+    if copy == Copy::Primary { HEADER } else { SECOND_HEADER }
 }
 
 /// Reads and checks the copy at `offset`.
 fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loaded, CopyError> {
-    let name = if copy == Copy::Primary { HEADER } else { SECOND_HEADER };
+    let name = name_of(copy);
     let fault = |violation: Violation| CopyError::Fault(violation.at(name, HeaderPath::ROOT));
     let len = device.len()?;
     let inside = |end: u64| if end <= len { Ok(()) } else { Err(fault(Violation::Truncated { needed: end, len })) };

@@ -29,7 +29,8 @@ pub(crate) use repair::Luks2Repair;
 pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, format};
 pub use token::{TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
 
-use crate::error::{LoadError, LoadWarning};
+use crate::checked_device::CheckedDevice;
+use crate::error::{CommitError, LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use binary_header::{BinaryHeader, Copy};
 use metadata::Metadata;
@@ -61,6 +62,31 @@ impl Luks2 {
     /// Fails if the device has no LUKS2 header, or no copy of it that complies with the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         load::load(device)
+    }
+
+    /// Whether another header has the same sequence number and content, and the same copy is whole.
+    pub(crate) fn is_same_header(&self, other: &Self) -> bool {
+        self.trusted == other.trusted && self.header == other.header && self.json == other.json
+    }
+
+    /// Returns `device` to change its header, which must be this one.
+    pub(crate) fn checked<'a>(&self, device: &'a dyn HeaderDevice) -> Result<CheckedDevice<'a>, CommitError> {
+        CheckedDevice::new(device, Self::load(device).map(|present| present.is_same_header(self)))
+    }
+
+    /// Whether a keyslot of another header holds the same key under the same passphrase. Its priority does not matter.
+    pub(crate) fn has_same_keyslot(&self, other: &Self, number: u32) -> bool {
+        let keyslot = |luks2: &Self| {
+            let mut object = luks2.map.get("keyslots")?.get(number.to_string())?.as_object()?.clone();
+            object.shift_remove("priority");
+            Some(object)
+        };
+        let digest = |luks2: &Self| {
+            let mut object = luks2.map["digests"][luks2.digest_of(number)?.to_string()].as_object()?.clone();
+            object.shift_remove("keyslots");
+            Some(object)
+        };
+        keyslot(self).is_some() && keyslot(self) == keyslot(other) && digest(self) == digest(other)
     }
 
     /// Returns the UUID.

@@ -39,6 +39,7 @@ impl Luks2Repair {
 
     pub(crate) fn execute(self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
         let Self { mut luks2, repairs } = self;
+        let device = &luks2.checked(device)?;
         if repairs.iter().any(|repair| matches!(repair, Repair::RewriteCopy { .. })) {
             luks2.rewrite_other_copy(device)?;
         }
@@ -57,7 +58,8 @@ impl Luks2Repair {
         }
         if map != luks2.map {
             // The area is wiped when no header refers to it, so that a power cut leaves no keyslot without its key.
-            luks2.commit(device, &Value::Object(map).to_string())?;
+            let draft = luks2.draft(luks2.header.clone(), &Value::Object(map).to_string())?;
+            luks2.write(device, draft)?;
         }
         for (offset, len) in erased {
             wipe_area(device, offset..offset + len)?;

@@ -9,19 +9,19 @@ use std::ops::Range;
 
 const SECTOR: usize = 512;
 
-/// Zeroes the first sector of the device, and of every block that looks like a second header, and makes that durable.
-/// From then on the device is no LUKS volume until a new header is written. There is no intermediate state, since a
-/// sector is written whole or not at all; the rest of the old headers means nothing without their magic.
-pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> io::Result<()> {
-    let len = device.len()?;
+/// Zeroes the first sector of the device, and of every block before `end` that looks like a second header or cannot be
+/// read, and makes that durable. From then on the device is no LUKS volume until a new header is written. There is no
+/// intermediate state, since a sector is written whole or not at all; the rest of the old headers means nothing without
+/// their magic.
+pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice, end: u64) -> io::Result<()> {
+    let end = device.len()?.min(end);
     device.write_all_at(&[0; SECTOR], 0)?;
     for offset in SECOND_OFFSETS {
         let mut found = [0; SECOND_MAGIC.len()];
-        if offset + SECTOR as u64 > len {
+        if offset + SECTOR as u64 > end {
             break;
         }
-        device.read_exact_at(&mut found, offset)?;
-        if found == SECOND_MAGIC {
+        if device.read_exact_at(&mut found, offset).is_err() || found == SECOND_MAGIC {
             device.write_all_at(&[0; SECTOR], offset)?;
         }
     }

@@ -1,6 +1,9 @@
 //! Changes to the header of any format.
 //!
-//! The caller holds the header's exclusive lock, and has loaded the header under it.
+//! The caller holds the header's exclusive lock. Each change fails with [`CommitError::HeaderChanged`] before it writes
+//! unless the device has the loaded header.
+//!
+//! [`CommitError::HeaderChanged`]: crate::CommitError::HeaderChanged
 
 use super::Volume;
 use crate::edit::{EditError, KeyslotStatus, NewKeyslot};

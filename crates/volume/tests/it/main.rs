@@ -5,6 +5,7 @@
 
 mod algorithms;
 mod breakages;
+mod changed_headers;
 mod conversions;
 mod costs;
 mod crash_states;
@@ -24,5 +25,6 @@ mod sequences;
 mod support;
 mod table;
 mod tokens;
+mod unreadable;
 mod vectors;
 mod verity_table;

@@ -12,7 +12,7 @@ use crate::args::options::Options;
 use crate::args::source::{header_args, key_bytes};
 use crate::error::CliError;
 use crate::ui::print::{print_stderr, print_verbose};
-use crate::volume::edit::scrubbed;
+use crate::volume::edit::{Checked, scrubbed};
 use crate::volume::header::Header;
 use crate::volume::remote::DeviceHeader;
 use crate::volume::secret::{self, Ask};
@@ -124,17 +124,21 @@ impl AddKeyArgs {
     }
 
     fn add(&self, header: &mut Header, keyslot: &mut NewKeyslot) -> anyhow::Result<u32> {
+        let mut checked = self.checked_token();
         let key = match &self.key.volume_key {
+            // The header confirms it again.
             Some(source) => header.read_volume_key(source)?,
             None => {
                 let prompt = Some("Enter any existing passphrase: ");
                 let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
-                header.open_bound_keyslot(&self.key, ask)?.key
+                let opened = header.open_bound_keyslot(&self.key, ask)?;
+                checked.push(Checked::Keyslot(opened.number));
+                opened.key
             }
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, key.len())?;
-        header.edit(|volume, device| {
+        header.edit(&checked, |volume, device| {
             let number = volume.add_keyslot(device, &key, &passphrase, keyslot)?;
             self.assign(volume, device, number)
         })
@@ -153,6 +157,13 @@ impl AddKeyArgs {
         }
     }
 
+    fn checked_token(&self) -> Vec<Checked> {
+        match self.new_origin {
+            NewOrigin::Token(number) => vec![Checked::Token(number)],
+            _ => Vec::new(),
+        }
+    }
+
     /// Assigns the token that has the new passphrase to the new keyslot, as cryptsetup does. Returns the keyslot.
     fn assign(&self, volume: &mut Volume, device: &DeviceHeader, keyslot: u32) -> Result<u32, EditError> {
         if let (NewOrigin::Token(token), Volume::Luks2(luks2)) = (&self.new_origin, volume) {
@@ -168,7 +179,7 @@ impl AddKeyArgs {
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, len)?;
-        header.edit(|volume, device| {
+        header.edit(&self.checked_token(), |volume, device| {
             let number = volume.add_unbound_keyslot(device, &key, &passphrase, keyslot)?;
             self.assign(volume, device, number)
         })

@@ -55,7 +55,7 @@ impl Settings {
 fn run(at: &HeaderArgs, settings: &Settings) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(at)?;
     header.check_luks2()?;
-    header.edit(|volume, device| {
+    header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("config")) };
         if let Some((slot, priority)) = settings.priority {
             luks2.set_priority(device, slot, priority)?;

@@ -18,7 +18,15 @@ pub(crate) const ACTION: Action = Action {
     name: "convert",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&["type", "header", "header-backup-file"]],
+    options: &[&[
+        "type",
+        "header",
+        "header-backup-file",
+        "disable-locks",
+        "connect-timeout",
+        "store-timeout",
+        "steal-lock",
+    ]],
     about: "convert a LUKS1 volume to LUKS2, or the reverse",
     prepare: |options, mut arguments| {
         let version = match volume_type_of(&options) {

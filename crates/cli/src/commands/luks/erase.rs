@@ -6,6 +6,7 @@ use crate::args::action::{Action, Alias, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
 use crate::ui::print::print_verbose;
 use crate::ui::terminal::confirm_change;
+use crate::volume::edit::{holds_volume_key, keyslots};
 use crate::volume::header::Header;
 use crate::volume::source::HeaderArgs;
 
@@ -28,12 +29,14 @@ fn run(at: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
         header.path().display()
     );
     confirm_change(batch, &warning, "Operation aborted, keyslots were NOT wiped.")?;
-    let erased = header.keyslots(|status| matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast));
-    let keeps_others = !header.keyslots(|status| status == KeyslotStatus::Unbound).is_empty();
-    header.edit(|volume, device| match keeps_others {
-        false => volume.erase_keyslots(device),
-        // Their keys are not those of the volume.
-        true => erased.iter().try_for_each(|number| volume.kill_keyslot(device, *number)),
+    let erased = header.edit(&[], |volume, device| {
+        let erased = keyslots(volume, holds_volume_key);
+        match keyslots(volume, |status| status == KeyslotStatus::Unbound).is_empty() {
+            true => volume.erase_keyslots(device)?,
+            // Their keys are not those of the volume.
+            false => erased.iter().try_for_each(|number| volume.kill_keyslot(device, *number))?,
+        }
+        Ok(erased)
     })?;
     for number in erased {
         print_verbose(format_args!("Key slot {number} removed."));

@@ -236,7 +236,7 @@ fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let data = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
     let created = create_header_file(header)?;
     let device = Device::open(header, OpenMode::Write)?.with_zones()?;
-    if device.identity() == data.identity() {
+    if device.identity() == data.identity() || backing::overlap(&device.path, &data.path) {
         return Err(CliError::usage("Option --header names the device itself."));
     }
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
@@ -286,10 +286,14 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         warn(format_args!("the LUKS2 keyslots area is changed to {len} bytes, which end before the data"));
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
-    if interactive {
-        if !args.disable_blkid {
+    let replaced = {
+        let _header = lock::header(device, Mode::Shared)?;
+        if interactive && !args.disable_blkid {
             warn_of_header(device)?;
         }
+        Volume::load(&device.header()?).ok()
+    };
+    if interactive {
         terminal::confirm(
             &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
             CliError::NotConfirmed,
@@ -305,6 +309,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         None => None,
     };
     let _header = lock::header(device, Mode::Exclusive)?;
+    check_unchanged(device, replaced.as_ref())?;
     if data.is_some() && !device.is_block() && device.len < header_len {
         let enlarged = device.share().and_then(|file| file.set_len(header_len));
         enlarged.with_context(|| format!("cannot enlarge {}", device.path.display()))?;
@@ -332,6 +337,22 @@ fn warn_of_header(device: &Device) -> anyhow::Result<()> {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
     Ok(())
+}
+
+/// Fails if another program has changed the header that is to be replaced since the user was asked.
+fn check_unchanged(device: &Device, replaced: Option<&Volume>) -> anyhow::Result<()> {
+    let is_same = match (replaced, Volume::load(&device.header()?).ok()) {
+        (None, None) => true,
+        (Some(replaced), Some(present)) => present.is_same_header(replaced),
+        _ => false,
+    };
+    if is_same {
+        return Ok(());
+    }
+    Err(CliError::refused(
+        format!("The header on device {} was changed by another program.", device.path.display()),
+        "nothing was written; run `inlock luksDump` to see the header",
+    ))
 }
 
 /// Offset and unit of the data.

@@ -15,17 +15,18 @@ pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&["header-backup-file"]],
+    options: &[&["header", "header-backup-file", "disable-locks", "connect-timeout", "store-timeout", "steal-lock"]],
     about: "restore the header and the keyslots of a LUKS volume",
     prepare: |options, mut arguments| {
         let (file, batch) = (backup_file(&options)?, options.batch_mode);
         let image = arguments.path()?;
-        Ok(Prepared::new(move || run(&image, &file, batch)))
+        let device = options.header.unwrap_or(image);
+        Ok(Prepared::new(move || run(&device, &file, batch)))
     },
 };
 
-fn run(image: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
-    let access = HeaderAccess::open(image)?;
+fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
+    let access = HeaderAccess::open(device)?;
     let backup = header_file::read(file)?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;

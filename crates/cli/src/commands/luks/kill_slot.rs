@@ -12,7 +12,7 @@ use crate::args::source::header_args;
 use crate::error::{CliError, Status};
 use crate::ui::print::{print_stderr, print_verbose};
 use crate::ui::terminal::confirm_change;
-use crate::volume::edit::scrubbed;
+use crate::volume::edit::{Checked, scrubbed};
 use crate::volume::header::Header;
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{HeaderArgs, KeyArgs};
@@ -35,7 +35,9 @@ fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Res
     // Arguments in the wrong order are a missing device.
     let mut header = Header::load_to_edit(at)?;
     let number = number.parse().map_err(|_| CliError::usage(format!("'{number}' is not the number of a keyslot.")))?;
-    match header.volume.keyslot_status(number) {
+    let confirm = || confirm_change(batch, LAST_KEYSLOT, NOT_WIPED);
+    let status = header.volume.keyslot_status(number);
+    match status {
         KeyslotStatus::Invalid => {
             let max = if header.volume.version() == 1 { 7 } else { 31 };
             return Err(CliError::refused(
@@ -49,10 +51,11 @@ fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Res
                 "run `inlock luksDump` to list the keyslots",
             ));
         }
-        KeyslotStatus::ActiveLast => confirm_change(batch, LAST_KEYSLOT, NOT_WIPED)?,
+        KeyslotStatus::ActiveLast => confirm()?,
         _ => {}
     }
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
+    let mut checked = vec![Checked::Keyslot(number)];
     let prompt = Some("Enter any remaining passphrase: ");
     let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
     if key.tokens.is_requested() || !(batch && secret::prompts(key, ask)) {
@@ -66,10 +69,10 @@ fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Res
                     return Err(CliError::Silent(Status::Wrong).into());
                 }
             }
-            opened => opened?,
+            opened => checked.push(Checked::Keyslot(opened?)),
         }
     }
-    header.edit(|volume, device| volume.kill_keyslot(device, number))?;
+    header.kill_keyslot(number, &checked, status == KeyslotStatus::ActiveLast, confirm)?;
     print_verbose(format_args!("Key slot {number} removed."));
     Ok(())
 }

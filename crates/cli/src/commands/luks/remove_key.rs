@@ -8,7 +8,7 @@ use crate::args::keyslot::existing_key_args;
 use crate::args::source::header_args;
 use crate::ui::print::print_verbose;
 use crate::ui::terminal::confirm_change;
-use crate::volume::edit::scrubbed;
+use crate::volume::edit::{Checked, scrubbed};
 use crate::volume::header::Header;
 use crate::volume::secret::Ask;
 use crate::volume::source::{HeaderArgs, KeyArgs};
@@ -32,10 +32,12 @@ fn run(at: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
     let number = header.open_bound_keyslot(key, ask)?.number;
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
-    if header.volume.keyslot_status(number) == KeyslotStatus::ActiveLast {
-        confirm_change(batch, LAST_KEYSLOT, NOT_WIPED)?;
+    let is_last = header.volume.keyslot_status(number) == KeyslotStatus::ActiveLast;
+    let confirm = || confirm_change(batch, LAST_KEYSLOT, NOT_WIPED);
+    if is_last {
+        confirm()?;
     }
-    header.edit(|volume, device| volume.kill_keyslot(device, number))?;
+    header.kill_keyslot(number, &[Checked::Keyslot(number)], is_last, confirm)?;
     print_verbose(format_args!("Key slot {number} removed."));
     Ok(())
 }

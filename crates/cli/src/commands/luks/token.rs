@@ -124,7 +124,7 @@ fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
     };
     let mut header = Header::load_to_edit(args)?;
     header.check_luks2()?;
-    header.edit(|volume, device| {
+    header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a token")) };
         Ok(change(luks2, device, command, &imported))
     })?

@@ -34,5 +34,5 @@ fn set(args: &HeaderArgs, uuid: &str, batch: bool) -> anyhow::Result<()> {
     // Its process is found by the UUID again.
     let _unused = header.lock_unused()?;
     confirm_change(batch, "Do you really want to change UUID of device?", "Operation aborted.")?;
-    header.edit(|volume, device| volume.set_uuid(device, Some(uuid)))
+    header.edit(&[], |volume, device| volume.set_uuid(device, Some(uuid)))
 }

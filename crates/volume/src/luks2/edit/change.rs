@@ -28,6 +28,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         let slot = self.active_keyslot(number)?;
         passphrase_slot(slot)?;
@@ -71,7 +72,7 @@ impl Luks2 {
         device.sync()?;
         self.write(device, draft)?;
         match old_number {
-            Some(old) => self.kill_keyslot(device, old)?,
+            Some(old) => self.kill(device, old)?,
             // The metadata have no place for both keyslots.
             None => overwrite_key(device, number, old_area)?,
         }

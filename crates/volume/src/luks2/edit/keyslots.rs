@@ -1,6 +1,7 @@
 //! Adding and removing keyslots.
 
 use super::object::{free_number, refer, remove_keyslots, section};
+use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, KeyslotStatus, NewKeyslot};
 use crate::header_device::HeaderDevice;
 use crate::luks_cipher;
@@ -32,6 +33,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         let digest = self.volume_digest().ok_or(EditError::WrongKey)?;
         self.check_key(digest, key)?;
@@ -53,6 +55,7 @@ impl Luks2 {
         passphrase: &Secret,
         new: &NewKeyslot,
     ) -> Result<u32, EditError> {
+        let device = &self.checked(device)?;
         self.check_requirements()?;
         if !(1..=crate::key_material::MAX_KEY_LEN).contains(&key.len()) {
             return Err(EditError::InvalidOption { option: "key-size", reason: "a key has 1 to 512 bytes" });
@@ -70,7 +73,7 @@ impl Luks2 {
     /// Adds a keyslot to which `bind` adds the references.
     fn insert(
         &mut self,
-        device: &dyn HeaderDevice,
+        device: &CheckedDevice<'_>,
         key: &VolumeKey,
         passphrase: &Secret,
         new: &NewKeyslot,
@@ -96,6 +99,11 @@ impl Luks2 {
     ///
     /// As there.
     pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
+        let device = &self.checked(device)?;
+        self.kill(device, number)
+    }
+
+    pub(super) fn kill(&mut self, device: &CheckedDevice<'_>, number: u32) -> Result<(), EditError> {
         let slot = self.active_keyslot(number)?;
         if matches!(&slot.kind, KeyslotKind::Other(kind) if kind == REENCRYPT) {
             return Err(EditError::KeyslotOfReencryption(number));
@@ -114,6 +122,7 @@ impl Luks2 {
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
     pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
+        let device = &self.checked(device)?;
         let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
         let mut map = self.map.clone();
         remove_keyslots(&mut map, &numbers);

@@ -36,7 +36,8 @@ impl Luks2 {
 
     /// Checks and writes changed metadata.
     fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
+        let device = self.checked(device)?;
         let draft = self.draft_of(map)?;
-        Ok(self.write(device, draft)?)
+        Ok(self.write(&device, draft)?)
     }
 }

@@ -60,7 +60,7 @@ pub(in crate::luks2) fn remove_keyslots(map: &mut Map<String, Value>, numbers: &
 
 impl Luks2 {
     /// Returns the number of the digest that confirms the key of a keyslot.
-    pub(super) fn digest_of(&self, keyslot: u32) -> Option<u32> {
+    pub(in crate::luks2) fn digest_of(&self, keyslot: u32) -> Option<u32> {
         self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&keyslot)).map(|(&number, _)| number)
     }
 

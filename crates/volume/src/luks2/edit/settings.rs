@@ -100,7 +100,8 @@ impl Luks2 {
 
     fn commit_header(&mut self, device: &dyn HeaderDevice, header: BinaryHeader) -> Result<(), EditError> {
         self.check_requirements()?;
+        let device = self.checked(device)?;
         let draft = self.draft(header, &self.json)?;
-        Ok(self.write(device, draft)?)
+        Ok(self.write(&device, draft)?)
     }
 }
