@@ -22,6 +22,7 @@ pub(crate) mod policy_file;
 pub(crate) mod reload;
 pub(crate) mod remote;
 pub(crate) mod secret;
+pub(crate) mod signatures;
 pub(crate) mod source;
 pub(crate) mod table;
 mod threads;

@@ -18,6 +18,7 @@ pub mod metadata;
 mod new_digest;
 mod new_keyslot;
 pub(crate) mod repair;
+mod salvage;
 mod segment;
 mod token;
 mod unlock;
@@ -60,7 +61,18 @@ impl Luks2 {
     ///
     /// Fails if the device has no LUKS2 header, or no copy of it that complies with the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
-        load::load(device)
+        load::load(device, load::Foreign::Refused)
+    }
+
+    /// Like [`Luks2::load`]; also uses the second copy of a header whose first one is lost on a device that has a
+    /// signature of another format, such as a file system. Such a copy may be what an older volume has left, and writing
+    /// to it destroys the other content; so let the user decide.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::load`].
+    pub fn load_despite_signatures(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        load::load(device, load::Foreign::Ignored)
     }
 
     /// Returns the UUID.

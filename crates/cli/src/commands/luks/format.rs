@@ -24,11 +24,12 @@ use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
-use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
+use crate::volume::header::{ENCRYPTED_CLONE, ignores_signatures, is_encrypted_clone};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::{self, Remote};
 use crate::volume::secret::{self, Ask};
+use crate::volume::signatures;
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
 use crate::volume::zones;
 
@@ -113,8 +114,6 @@ struct FormatArgs {
     backup: Option<PathBuf>,
     /// `--batch-mode`
     batch: bool,
-    /// Whether not to look for a header on the device.
-    disable_blkid: bool,
 }
 
 fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {
@@ -161,7 +160,6 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
     Ok(FormatArgs {
         policy: policy_of(&options)?,
         batch: options.batch_mode,
-        disable_blkid: options.disable_blkid,
         image,
         version,
         key,
@@ -285,10 +283,10 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         warn(format_args!("the LUKS2 keyslots area is changed to {len} bytes, which end before the data"));
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
+    if !args.batch {
+        warn_of_header(device)?;
+    }
     if interactive {
-        if !args.disable_blkid {
-            warn_of_header(device)?;
-        }
         terminal::confirm(
             &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
             CliError::NotConfirmed,
@@ -310,24 +308,29 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     }
     let refused = |error| cannot_format(&device.path)(with_given_name(args, error));
     let Some(placed) = placed else {
-        return write(args, placement, device, data, &given.secret, key).map_err(refused);
+        write(args, placement, device, data, &given.secret, key).map_err(refused)?;
+        return signatures::wipe(device, 0);
     };
     let mut options = luks2_options(args, placement);
     options.volume_key = key;
     let key = options.new_key().map_err(refused)?;
     write(args, placement, device, data, &given.secret, Some(VolumeKey::new(key.as_bytes()))).map_err(refused)?;
+    signatures::wipe(device, 0)?;
     placed.format(&holder.path, &key)
 }
 
 /// Warns of a header that will be overwritten, in cryptsetup's words where it has them.
 fn warn_of_header(device: &Device) -> anyhow::Result<()> {
     let (header, path) = (device.header()?, device.path.display());
+    if ignores_signatures() {
+        return Ok(());
+    }
     if Volume::load(&header).is_ok() {
         print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
     } else if is_encrypted_clone(&header) {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
-    Ok(())
+    signatures::warn_of(device).map(drop)
 }
 
 /// Offset and unit of the data.

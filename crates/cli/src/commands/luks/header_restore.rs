@@ -10,12 +10,13 @@ use crate::error::CliError;
 use crate::ui::terminal;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
+use crate::volume::signatures;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&["header-backup-file"]],
+    options: &[&["header-backup-file", "disable-blkid"]],
     about: "restore the header and the keyslots of a LUKS volume",
     prepare: |options, mut arguments| {
         let (file, batch) = (backup_file(&options)?, options.batch_mode);
@@ -29,6 +30,9 @@ fn run(image: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let backup = header_file::read(file)?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
+    if !batch {
+        signatures::warn_of(&access.device)?;
+    }
     // Declining is status 1 here, as in cryptsetup; of other changes of a header it is 2.
     if !batch && terminal::stdin_is_terminal() {
         terminal::confirm(&warning(path, &backup, replaced), CliError::NotConfirmed)?;

@@ -21,7 +21,14 @@ pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<argument>...]"],
-    options: &[VERITY, REMOTE, ON_FAULT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    options: &[
+        VERITY,
+        REMOTE,
+        ON_FAULT,
+        ATTACH,
+        serve::SERVE,
+        &["json", "foreground", "deferred", "uuid", "disable-blkid"],
+    ],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
@@ -93,7 +100,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
-        "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
+        "format" => &[VERITY, REMOTE, &["uuid", "threads", "disable-blkid"]],
         "verify" => &[VERITY, REMOTE, &["threads"]],
         "open" => &[VERITY, REMOTE, ON_FAULT, ATTACH, &["foreground"]],
         "serve" => &[VERITY, REMOTE, ON_FAULT, serve::SERVE],
