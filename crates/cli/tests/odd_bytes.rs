@@ -139,7 +139,7 @@ fn label_or_token_in_latin_1_warns_and_locks_nothing_out() {
     let image = dir.luks2("image");
     patch(&image, &|copy| copy[24..29].copy_from_slice(b"caf\xe9\0"));
     let opens = |warning: &str| call_with(b"secret", ["open", "--test-passphrase", &image]).fails(0, &[warning]);
-    opens("the label has bytes that are no text in UTF-8");
+    opens("the label has bytes that are no printable text in UTF-8");
     let dump = call(["luksDump", &image]);
     assert!(dump.code == 0 && dump.text().contains(r"caf\udce9"), "{dump:?}");
     assert_eq!(call(["repair", "-q", &image]).code, 0);
@@ -154,7 +154,7 @@ fn label_or_token_in_latin_1_warns_and_locks_nothing_out() {
         let at = copy.windows(5).position(|window| window == b"cafXY").expect("the token");
         copy[at + 3..at + 5].copy_from_slice(b"\xe9\xff");
     });
-    opens("the metadata has bytes that are no text in UTF-8");
+    opens("the metadata has bytes that are no printable text in UTF-8");
     let json = call(["luksDump", "--dump-json-metadata", &image]);
     assert!(json.text().contains(r"caf\udce9\udcff"), "{json:?}");
     let exported = call(["token", "export", "--token-id", "0", &image]);

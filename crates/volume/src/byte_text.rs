@@ -1,7 +1,7 @@
 //! Bytes that should be text in UTF-8, and need not be: labels and metadata of other programs, paths.
 //!
-//! A byte that is no part of UTF-8 is kept as one of the 128 last characters of Unicode's private use, so that nothing is
-//! lost: [`bytes_of_text`] returns the same bytes. On output such a character is the escape by which Python names the
+//! A byte that is no part of UTF-8 is kept as one of the 128 last characters of Unicode's private use. Nothing is lost:
+//! [`bytes_of_text`] returns the same bytes. On output such a character is the escape by which Python names the
 //! byte (PEP 383), `\\udce9` for 0xe9 ([`Printable`](crate::Printable)).
 
 use std::borrow::Cow;

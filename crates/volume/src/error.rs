@@ -92,7 +92,7 @@ impl fmt::Display for LoadWarning {
                 write!(f, "header copies with sequence number {seqid} have different content, using the first")
             }
             Self::OddText(name) => {
-                write!(f, "the {name} has bytes that are no text in UTF-8; \\udce9 stands for a byte 0xe9")
+                write!(f, "the {name} has bytes that are no printable text in UTF-8; \\udce9 stands for a byte 0xe9")
             }
             Self::UuidDamaged(fault) => write!(f, "the UUID is damaged: {fault}"),
             Self::KeyslotDamaged { keyslot, fault, is_usable: true } => {

@@ -4,7 +4,8 @@ use crate::byte_text::byte_of;
 use std::fmt::{self, Write};
 
 /// A text with everything escaped that a terminal may interpret, as `\u009b`: control characters (C0, DEL, C1), and
-/// those that change the direction of writing; bytes that are not UTF-8, as `\udce9`. All texts from headers are printed through this.
+/// those that change the direction of writing; and bytes that are not UTF-8, as `\udce9`. All texts from headers are
+/// printed through this.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a> {
     text: &'a str,

@@ -53,7 +53,8 @@ pub enum Repair {
 }
 
 impl Repair {
-    /// Whether it may lose a keyslot for good: it erases one, or replaces a valid copy of the header that may have others.
+    /// Whether it may lose a keyslot for good: it erases one, or replaces a valid copy of the header that may have
+    /// others.
     pub fn is_erasure(&self) -> bool {
         match self {
             Self::EraseKeyslot { .. } => true,

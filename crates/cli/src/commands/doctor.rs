@@ -419,7 +419,8 @@ impl Report {
             );
             return;
         }
-        let first = if plan.is_salvage() { "Copy the start of the device" } else { "Back the header up" };
+        // Only a header that can be loaded can be backed up.
+        let first = if self.header.is_some() { "Back the header up" } else { "Copy the start of the device" };
         if plan.unproven().is_empty() {
             self.advise(format!("{first}, then repair it ({list})."), Some(format!("inlock repair {path}")));
             return;

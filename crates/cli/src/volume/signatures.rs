@@ -8,12 +8,13 @@ use super::header::ignores_signatures;
 use crate::ui::print::print_stderr;
 
 /// Names what a new header overwrites, in cryptsetup's words, unless `--disable-blkid` is set. Returns whether there is
-/// something.
-pub(crate) fn warn_of(device: &Device) -> anyhow::Result<bool> {
+/// something. `own`: the format that is created, whose older headers are not named.
+pub(crate) fn warn_of(device: &Device, own: &str) -> anyhow::Result<bool> {
     if ignores_signatures() {
         return Ok(false);
     }
-    let all = find_signatures(&device.header()?)?;
+    let mut all = find_signatures(&device.header()?)?;
+    all.retain(|found| found.name != own);
     for found in &all {
         print_stderr(format_args!("WARNING: Device {} already contains a {found}.", device.path.display()));
     }

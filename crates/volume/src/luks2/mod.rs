@@ -65,8 +65,8 @@ impl Luks2 {
     }
 
     /// Like [`Luks2::load`]; also uses the second copy of a header whose first one is lost on a device that has a
-    /// signature of another format, such as a file system. Such a copy may be what an older volume has left, and writing
-    /// to it destroys the other content; so let the user decide.
+    /// signature of another format, such as a file system. Such a copy may be what an older volume has left, and
+    /// writing to it destroys the other content; so let the user decide.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ impl FormatArgs {
         if !self.batch {
             // Without a fill, a data device of its own keeps its content.
             let overwritten = both().take(if self.fill.is_some() { 2 } else { 1 });
-            overwritten.map(signatures::warn_of).collect::<Result<Vec<_>, _>>()?;
+            overwritten.map(|device| signatures::warn_of(device, "")).collect::<Result<Vec<_>, _>>()?;
         }
         if !self.batch && terminal::stdin_is_terminal() {
             for device in both() {

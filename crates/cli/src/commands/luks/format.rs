@@ -330,7 +330,7 @@ fn warn_of_header(device: &Device) -> anyhow::Result<()> {
     } else if is_encrypted_clone(&header) {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
-    signatures::warn_of(device).map(drop)
+    signatures::warn_of(device, "").map(drop)
 }
 
 /// Offset and unit of the data.

@@ -31,7 +31,7 @@ fn run(image: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
     if !batch {
-        signatures::warn_of(&access.device)?;
+        signatures::warn_of(&access.device, "")?;
     }
     // Declining is status 1 here, as in cryptsetup; of other changes of a header it is 2.
     if !batch && terminal::stdin_is_terminal() {

@@ -70,7 +70,7 @@ impl FormatArgs {
         let devices = VerityDevices::open(&self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
         let path = &devices.hash().path;
         if let Some(hash) = devices.hash.as_ref().filter(|_| !self.batch)
-            && signatures::warn_of(hash)?
+            && signatures::warn_of(hash, "DM_verity_hash")?
             && terminal::stdin_is_terminal()
         {
             let text = format!("This will overwrite data on {} irrevocably.", path.display());
