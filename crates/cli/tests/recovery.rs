@@ -285,13 +285,16 @@ fn doctor_names_other_formats_and_lengths_that_cannot_be() {
     }
 }
 
+/// A change of a header.
+type Damage = fn(&mut Vec<u8>);
+
 /// A keyslot that may hold a key is changed only if a passphrase proves the change.
 #[test]
 fn repair_of_a_keyslot_in_use_needs_its_passphrase() {
     const STRIPES: usize = 208 + 44;
     let dir = Dir::new();
     let (right, wrong) = (dir.file("right", b"secret"), dir.file("wrong", b"other"));
-    let rows: &[(&str, fn(&mut Vec<u8>))] = &[
+    let rows: &[(&str, Damage)] = &[
         ("stripes", |bytes| bytes[STRIPES..STRIPES + 4].copy_from_slice(&2_u32.to_be_bytes())),
         ("offset", |bytes| bytes[STRIPES - 4..STRIPES].fill(0)),
         // Neither enabled nor disabled, and unusual besides.

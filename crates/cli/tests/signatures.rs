@@ -6,8 +6,11 @@ use harness::terminal::talk;
 use harness::{Dir, FAST, FAST1, call, call_with, have};
 use std::process::Command;
 
+/// Bytes at their offsets.
+type Parts = Vec<(usize, Vec<u8>)>;
+
 /// Bytes that make a device another format's, at offsets before the second copy of a LUKS2 header.
-fn formats() -> Vec<(&'static str, Vec<(usize, Vec<u8>)>)> {
+fn formats() -> Vec<(&'static str, Parts)> {
     let mut lvm = vec![0; 512];
     lvm[..8].copy_from_slice(b"LABELONE");
     lvm[24..32].copy_from_slice(b"LVM2 001");
