@@ -29,7 +29,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf,
     Ok(path_of(&String::deserialize(from)?))
 }
 
-/// The same for a path that may be missing.
+/// Functions for a path that may be missing.
 pub(crate) mod optional {
     use super::{Deserialize, Deserializer, PathBuf, Serializer, path_of, text_of};
 

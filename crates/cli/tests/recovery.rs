@@ -198,7 +198,7 @@ fn wipe_magics(image: &str) {
     });
 }
 
-/// What `wipefs -a` or a new partition table leaves of a header is found and put back.
+/// Remains of a header after `wipefs -a` or a new partition table are found and put back.
 #[test]
 fn header_without_magic_is_found_and_put_back() {
     for version in [1, 2] {
@@ -297,7 +297,7 @@ fn repair_of_a_keyslot_in_use_needs_its_passphrase() {
     let rows: &[(&str, Damage)] = &[
         ("stripes", |bytes| bytes[STRIPES..STRIPES + 4].copy_from_slice(&2_u32.to_be_bytes())),
         ("offset", |bytes| bytes[STRIPES - 4..STRIPES].fill(0)),
-        // Neither enabled nor disabled, and unusual besides.
+        // Neither enabled nor disabled.
         ("flag", |bytes| bytes[208..212].fill(0x12)),
         ("flag and stripes", |bytes| {
             bytes[208..212].fill(0x12);
@@ -307,7 +307,7 @@ fn repair_of_a_keyslot_in_use_needs_its_passphrase() {
     for (name, change) in rows {
         let image = volume(&dir, 1);
         let whole = std::fs::read(&image).unwrap();
-        // And a free keyslot that anybody may mend.
+        // And a free keyslot, which needs no passphrase.
         damage(&image, |bytes| bytes[208 + 48 * 5 + 44..][..4].fill(0));
         damage(&image, change);
         let before = std::fs::read(&image).unwrap();
@@ -349,7 +349,7 @@ fn conversion_refuses_to_overwrite_metadata_of_others() {
         let version_name = format!("luks{version}");
         let words = ["luksFormat", "-q", "--sector-size", "512", "--type", &version_name, &image];
         call_with(b"secret", words.iter().chain(&kdf)).works();
-        let other = if name.starts_with("LUKSMETA") { &luksmeta[..] } else { b"somebody's" };
+        let other = if name.starts_with("LUKSMETA") { &luksmeta[..] } else { b"others" };
         damage(&image, |bytes| {
             bytes[at..at + 512].fill(0);
             bytes[at..at + other.len()].copy_from_slice(other);
@@ -361,7 +361,7 @@ fn conversion_refuses_to_overwrite_metadata_of_others() {
         assert!(std::fs::read(&image).unwrap() == before, "{version} {at}");
         call(["convert", "-q", "--type", to, "--disable-blkid", &image]).works();
         call_with(b"secret", ["open", "--test-passphrase", &image]).works();
-        // What a conversion leaves between the parts is nobody's.
+        // What a conversion leaves between the parts is filler.
         let back = if version == 1 { "luks1" } else { "luks2" };
         call(["convert", "-q", "--type", back, &image]).works();
         call(["convert", "-q", "--type", to, &image]).works();

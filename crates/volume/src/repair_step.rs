@@ -17,7 +17,7 @@ pub enum Repair {
     },
     /// The magic is written again; the rest of the header is whole.
     RestoreMagic,
-    /// The binary header of LUKS2 is written anew; the metadata are whole.
+    /// The binary header of LUKS2 is made again; the metadata are whole.
     RebuildHeader {
         /// The new UUID. The old one, label and subsystem are lost.
         uuid: String,
@@ -69,7 +69,7 @@ impl fmt::Display for Repair {
         match self {
             Self::RewriteCopy { copy: Copy::Primary, .. } => f.write_str("rewrite the first header copy"),
             Self::RewriteCopy { copy: Copy::Secondary, .. } => f.write_str("rewrite the second header copy"),
-            Self::RestoreMagic => f.write_str("write the magic of the header, which is whole but for it"),
+            Self::RestoreMagic => f.write_str("write the magic of the header, whose rest is whole"),
             Self::RebuildHeader { uuid } => {
                 write!(f, "make a header with UUID {uuid} from metadata that are whole; label and UUID are lost")
             }

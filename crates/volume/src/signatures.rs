@@ -203,10 +203,10 @@ impl<'a> Probe<'a> {
     /// Returns `N` bytes at `offset`. `None`: the device has not so many, or they cannot be read.
     fn bytes<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
-        self.read(&mut bytes, offset).then_some(bytes)
+        self.has_read(&mut bytes, offset).then_some(bytes)
     }
 
-    fn read(&self, bytes: &mut [u8], offset: u64) -> bool {
+    fn has_read(&self, bytes: &mut [u8], offset: u64) -> bool {
         let Some(end) = offset.checked_add(bytes.len() as u64).filter(|end| *end <= self.len) else { return false };
         match self.start.get(offset as usize..end as usize) {
             Some(known) => bytes.copy_from_slice(known),
@@ -231,7 +231,7 @@ impl<'a> Probe<'a> {
             End(before) => (self.len / 512 * 512).checked_sub(before),
         };
         let mut bytes = vec![0; magic.len()];
-        let mut is_there = |offset: &u64| self.read(&mut bytes, *offset) && bytes == magic;
+        let mut is_there = |offset: &u64| self.has_read(&mut bytes, *offset) && bytes == magic;
         let offset = places.iter().filter_map(place).find(&mut is_there)?;
         Some(Signature { name, kind, offset, len: magic.len() })
     }

@@ -115,9 +115,10 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
+        let action = name;
         Ok(Invocation {
             request,
-            action: name,
+            action,
             verbose,
             debug,
             disable_locks,

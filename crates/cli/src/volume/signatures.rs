@@ -21,8 +21,8 @@ pub(crate) fn warn_of(device: &Device, own: &str) -> anyhow::Result<bool> {
     Ok(!all.is_empty())
 }
 
-/// Wipes the signatures from byte `start` on, so that the device has one format only, unless `--disable-blkid` is set. Zones that are
-/// written in order keep theirs.
+/// Wipes the signatures from byte `start` on, so that the device has one format only, unless `--disable-blkid` is set.
+/// Zones that are written in order keep theirs.
 pub(crate) fn wipe(device: &Device, start: u64) -> anyhow::Result<()> {
     if ignores_signatures() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Bytes of others between the parts of a header, which a conversion overwrites.
 //!
 //! Programs keep metadata there, such as clevis in a LUKS1 header. Zeroes, other constant sectors and random bytes,
-//! which keyslots leave, are nobody's: a program that keeps something there has a sector with structure to find it by.
+//! which keyslots leave, are filler: a program that keeps something there has a sector with structure to find it by.
 
 use crate::header_device::HeaderDevice;
 use std::io;

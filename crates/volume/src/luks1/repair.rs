@@ -182,7 +182,7 @@ impl Luks1Repair {
         });
     }
 
-    /// Whether a passphrase may open the keyslot, whatever its damage.
+    /// Whether a passphrase may open the keyslot, in spite of its damage.
     fn may_hold_key(&self, number: usize) -> bool {
         let slot = &self.raw.keyslots[number];
         // Random bytes have hardly ever so many zeroes.

@@ -54,7 +54,7 @@ pub(super) fn load(device: &dyn HeaderDevice, foreign: Foreign) -> Result<Luks2,
     Ok(Luks2 { header, json, map, metadata, warnings, trusted })
 }
 
-/// What other signatures mean if only the second copy of a header is valid.
+/// Meaning of other signatures if only the second copy of a header is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Foreign {
     /// The copy is what an older volume has left.

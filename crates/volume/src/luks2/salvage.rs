@@ -34,7 +34,7 @@ pub(super) fn find(device: &dyn HeaderDevice) -> Option<(Luks2, Repair)> {
     None
 }
 
-/// Returns the copy at `offset`, if it is whole but for its magic, as its checksum proves.
+/// Returns the copy at `offset`, if only its magic is lost, as its checksum proves.
 fn without_magic(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Option<Luks2> {
     let mut block = [0; BLOCK_LEN];
     device.read_exact_at(&mut block, offset).ok()?;
