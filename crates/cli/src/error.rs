@@ -405,6 +405,11 @@ pub(crate) fn cannot_load(path: &Path) -> impl FnOnce(LoadError) -> anyhow::Erro
     let path = path.to_owned();
     move |error| match error {
         LoadError::NotLuks => CliError::NotLuks { path, found: None, can_be_plain: false }.into(),
+        error @ LoadError::Ambiguous(_) => anyhow::Error::from(error).context(CliError::Refused {
+            message: format!("Device {} contains ambiguous signatures", path.display()),
+            hint: "`inlock doctor` tells what is there; if it is the LUKS volume that you need, `inlock repair` \
+                   restores its header after a question, and --disable-blkid uses its second copy as it is",
+        }),
         error => anyhow::Error::from(error).context(format!("cannot load the LUKS header of {}", path.display())),
     }
 }

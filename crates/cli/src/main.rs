@@ -11,6 +11,7 @@ mod commands;
 mod control;
 mod error;
 mod many;
+mod path_text;
 mod system;
 mod tls;
 mod ui;
@@ -34,6 +35,9 @@ fn main() -> ExitCode {
     };
     if invocation.disable_locks {
         volume::lock::disable_header_locks();
+    }
+    if invocation.disable_blkid {
+        volume::header::ignore_signatures();
     }
     if invocation.serialize_pbkdf {
         volume::lock::serialize_memory_hard_pbkdf();

@@ -10,7 +10,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Context;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use inlock_cipher::{AeadSpec, CipherSpec, InvalidCipherSpec};
+
+use crate::path_text;
 
 /// A byte range of a volume's plaintext, or of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,13 +181,19 @@ pub(crate) fn range(text: &str) -> Result<Range, String> {
     Ok(range)
 }
 
+/// Parses an argument as [`listen`] does; the path may have any bytes.
+pub(crate) fn listen_argument() -> impl TypedValueParser<Value = Listen> {
+    OsStringValueParser::new().try_map(|text| listen(&path_text::text_of(text.as_ref())))
+}
+
 /// Parses `unix:PATH` or `tcp:HOST:PORT`.
 pub(crate) fn listen(text: &str) -> Result<Listen, String> {
     if let Some(path) = text.strip_prefix("unix:") {
         // sockaddr_un has room for 108 bytes with the terminating zero.
-        return match path.len() {
+        let path = path_text::path_of(path);
+        return match path.as_os_str().len() {
             0 => Err("the path of the unix socket is missing".to_owned()),
-            1..=107 => Ok(Listen::Unix(path.into())),
+            1..=107 => Ok(Listen::Unix(path)),
             _ => Err("the path of a unix socket has at most 107 bytes".to_owned()),
         };
     }

@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::terminal::talk;
-use harness::{Dir, FAST, FAST1, call, call_with, inlock, run};
+use harness::{Dir, FAST, FAST1, call, call_with, have, inlock, run};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -183,4 +183,191 @@ fn repair_erases_keyslot_only_if_the_user_confirms() {
     let bytes = std::fs::read(&image).unwrap();
     assert_eq!(bytes[KEYSLOT_5..][..4], [0x00, 0x00, 0xde, 0xad]);
     assert!(opens(&image));
+}
+
+/// Runs `wipefs -a`, or a substitute with the same effect.
+fn wipe_magics(image: &str) {
+    damage(image, |bytes| {
+        for magic in [b"LUKS\xba\xbe", b"SKUL\xba\xbe"] {
+            for at in (0..4 << 20).step_by(4096) {
+                if bytes[at..].starts_with(magic) {
+                    bytes[at..at + 6].fill(0);
+                }
+            }
+        }
+    });
+}
+
+/// Remains of a header after `wipefs -a` or a new partition table are found and put back.
+#[test]
+fn header_without_magic_is_found_and_put_back() {
+    for version in [1, 2] {
+        let dir = Dir::new();
+        let image = volume(&dir, version);
+        let whole = std::fs::read(&image).unwrap();
+        wipe_magics(&image);
+        let before = std::fs::read(&image).unwrap();
+        assert!(!opens(&image) && before != whole);
+        let (code, report) = doctor(&[&image]);
+        assert_eq!((code, report["health"].as_str()), (11, Some("unusable")), "{report}");
+        let text = report.to_string();
+        assert!(
+            !text.contains("no trace") && text.contains("has no magic") && text.contains("inlock repair"),
+            "{text}"
+        );
+        // A byte that the checksum, or a rule, covers: then it is no proof.
+        damage(&image, |bytes| bytes[if version == 1 { 206 } else { 300 }] ^= 1);
+        damage(&image, |bytes| bytes[if version == 1 { 252 } else { 16384 + 300 }] ^= 1);
+        let damaged = std::fs::read(&image).unwrap();
+        if version == 1 {
+            call(["repair", "-q", &image]).fails(1, &["is not a valid LUKS device"]);
+            assert!(std::fs::read(&image).unwrap() == damaged);
+        }
+        std::fs::write(&image, &before).unwrap();
+        call(["repair", "-q", &image]).fails(0, &["write the magic of the header"]);
+        assert!(opens(&image));
+        assert_eq!(doctor(&[&image]).0, 0);
+        if version == 1 {
+            assert!(std::fs::read(&image).unwrap() == whole);
+        }
+    }
+
+    // A GPT takes the first copy and the binary header of the second one.
+    let dir = Dir::new();
+    let image = volume(&dir, 2);
+    damage(&image, |bytes| {
+        bytes[..34 * 512].fill(0);
+        (bytes[450], bytes[458]) = (0xee, 8);
+        bytes[510..520].copy_from_slice(b"\x55\xaaEFI PART");
+    });
+    let before = std::fs::read(&image).unwrap();
+    let (code, report) = doctor(&[&image]);
+    let text = report.to_string();
+    assert_eq!((code, report["signatures"][0]["format"].as_str()), (11, Some("gpt")), "{report}");
+    assert!(text.contains("metadata that are whole") && text.contains("inlock repair --disable-blkid"), "{text}");
+    call(["repair", "-q", &image]).fails(1, &["'gpt' partition signature"]);
+    assert!(std::fs::read(&image).unwrap() == before);
+    call(["repair", "-q", "--disable-blkid", &image]).fails(0, &["make a header with UUID"]);
+    assert!(opens(&image));
+    assert_eq!(doctor(&[&image]).1["health"], "healthy");
+    // Without valid metadata nothing is made.
+    std::fs::write(&image, &before).unwrap();
+    damage(&image, |bytes| bytes[20480] = b'[');
+    call(["repair", "-q", "--disable-blkid", &image]).fails(1, &["is not a valid LUKS device"]);
+    assert_eq!(doctor(&[&image]).0, 12);
+}
+
+#[test]
+fn doctor_names_other_formats_and_lengths_that_cannot_be() {
+    let dir = Dir::new();
+    let image = volume(&dir, 2);
+    damage(&image, |bytes| bytes.extend([0; 100]));
+    let (code, report) = doctor(&[&image]);
+    assert_eq!(code, 10, "{report}");
+    assert!(report["header"]["problems"].to_string().contains("no multiple of"), "{report}");
+
+    // An image of a disk in a file of another format, with a volume at an offset that only this format knows.
+    let volume = std::fs::read(volume(&dir, 2)).unwrap();
+    let disk = dir.file("disk", &[&b"QFI\xfb\0\0\0\x03"[..], &[0; 65528], &volume].concat());
+    let (code, report) = doctor(&[&disk]);
+    let text = report.to_string();
+    assert_eq!((code, report["signatures"][0]["format"].as_str()), (11, Some("qcow2")), "{report}");
+    assert!(text.contains("qemu-img convert -f qcow2") && !text.contains("losetup"), "{text}");
+    let empty = dir.file("empty", &[&b"QFI\xfb\0\0\0\x03"[..], &[0; 65528]].concat());
+    let (code, report) = doctor(&[&empty]);
+    assert!(code == 12 && !report.to_string().contains("no trace"), "{report}");
+    if have("qemu-img") {
+        // As the program makes it.
+        let real = dir.name("real");
+        let made = std::process::Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", &real, "8M"]).output();
+        assert!(made.unwrap().status.success());
+        assert_eq!(doctor(&[&real]).1["signatures"][0]["format"], "qcow2");
+    }
+}
+
+/// A change of a header.
+type Damage = fn(&mut Vec<u8>);
+
+/// A keyslot that may hold a key is changed only if a passphrase proves the change.
+#[test]
+fn repair_of_a_keyslot_in_use_needs_its_passphrase() {
+    const STRIPES: usize = 208 + 44;
+    let dir = Dir::new();
+    let (right, wrong) = (dir.file("right", b"secret"), dir.file("wrong", b"other"));
+    let rows: &[(&str, Damage)] = &[
+        ("stripes", |bytes| bytes[STRIPES..STRIPES + 4].copy_from_slice(&2_u32.to_be_bytes())),
+        ("offset", |bytes| bytes[STRIPES - 4..STRIPES].fill(0)),
+        // Neither enabled nor disabled.
+        ("flag", |bytes| bytes[208..212].fill(0x12)),
+        ("flag and stripes", |bytes| {
+            bytes[208..212].fill(0x12);
+            bytes[STRIPES + 3] ^= 1;
+        }),
+    ];
+    for (name, change) in rows {
+        let image = volume(&dir, 1);
+        let whole = std::fs::read(&image).unwrap();
+        // And a free keyslot, which needs no passphrase.
+        damage(&image, |bytes| bytes[208 + 48 * 5 + 44..][..4].fill(0));
+        damage(&image, change);
+        let before = std::fs::read(&image).unwrap();
+        let (_, report) = doctor(&[&image]);
+        let text = report.to_string();
+        assert!(
+            text.contains("Keyslots in use have unusual values (0)") && text.contains("--key-file"),
+            "{name}: {text}"
+        );
+        for words in [&["repair", "-q", &image][..], &["repair", "-q", "--key-file", &wrong, &image]] {
+            call(words).fails(1, &["Repair failed", "keyslot 0", "hint: "]);
+            let now = std::fs::read(&image).unwrap();
+            assert_eq!(now[208..256], before[208..256], "{name}: {words:?} changed the keyslot");
+        }
+        call(["repair", "-q", "--key-file", &right, &image]).fails(0, &["keyslot 0 opens when repaired"]);
+        assert!(std::fs::read(&image).unwrap() == whole && opens(&image), "{name}");
+        std::fs::write(&image, &before).unwrap();
+        let asked = "Enter passphrase of a damaged keyslot: ";
+        let sure = "Are you sure? (Type 'yes' in capital letters): ";
+        if let Some(said) = talk(&[(asked, "secret\n"), (sure, "YES\n")], &["repair", &image]) {
+            assert!(said["status"] == 0 && std::fs::read(&image).unwrap() == whole, "{name}: {said}");
+        }
+    }
+}
+
+/// Programs keep metadata between the parts of a header.
+#[test]
+fn conversion_refuses_to_overwrite_metadata_of_others() {
+    let dir = Dir::new();
+    let luksmeta = [&b"LUKSMETA\0\0\0\x01"[..], &[7; 100]].concat();
+    for (version, at, name) in [
+        (1, 2_068_480, "LUKSMETA additional metadata"),
+        (1, 2_068_480 + 4096 + 1024, "additional metadata"),
+        (1, 2048, "additional metadata"),
+        (2, 900_000 / 512 * 512, "LUKSMETA additional metadata"),
+    ] {
+        let image = dir.image("image", 24);
+        let kdf = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+        let version_name = format!("luks{version}");
+        let words = ["luksFormat", "-q", "--sector-size", "512", "--type", &version_name, &image];
+        call_with(b"secret", words.iter().chain(&kdf)).works();
+        let other = if name.starts_with("LUKSMETA") { &luksmeta[..] } else { b"others" };
+        damage(&image, |bytes| {
+            bytes[at..at + 512].fill(0);
+            bytes[at..at + other.len()].copy_from_slice(other);
+        });
+        let before = std::fs::read(&image).unwrap();
+        let to = if version == 1 { "luks2" } else { "luks1" };
+        let refused = call(["convert", "-q", "--type", to, &image]);
+        refused.fails(1, &[&format!("Unable to convert header with {name}"), &format!("byte {at}"), "hint: "]);
+        assert!(std::fs::read(&image).unwrap() == before, "{version} {at}");
+        call(["convert", "-q", "--type", to, "--disable-blkid", &image]).works();
+        call_with(b"secret", ["open", "--test-passphrase", &image]).works();
+        // What a conversion leaves between the parts is filler.
+        let back = if version == 1 { "luks1" } else { "luks2" };
+        call(["convert", "-q", "--type", back, &image]).works();
+        call(["convert", "-q", "--type", to, &image]).works();
+    }
+    // A new header leaves nothing of what was there before.
+    let used = dir.file("used", &b"0123456789abcdef".repeat(24 << 16));
+    call_with(b"secret", ["luksFormat", "-q", &used].iter().chain(&FAST1)).works();
+    call(["convert", "-q", "--type", "luks2", &used]).works();
 }

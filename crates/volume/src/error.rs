@@ -7,6 +7,7 @@
 use crate::header_policy::PolicyError;
 use crate::pbkdf::{KdfError, RandomError};
 use crate::printable::Excerpt;
+use crate::signatures::Signature;
 use crate::violation::HeaderFault;
 use inlock_cipher::{AeadError, CipherError};
 use std::fmt;
@@ -32,6 +33,10 @@ pub enum LoadError {
         /// Length of the device, in bytes.
         len: u64,
     },
+    /// Only the second copy of a LUKS2 header is valid, and the device has the signature of another format. An older
+    /// volume may have left the copy.
+    #[error("the first copy of the LUKS2 header is lost, and the device has a {0}")]
+    Ambiguous(Signature),
     /// The header violates its specification, and no other copy of it is valid.
     #[error(transparent)]
     Damaged(#[from] HeaderFault),
@@ -60,6 +65,8 @@ pub enum LoadWarning {
         /// Their sequence number.
         seqid: u64,
     },
+    /// A label, or a string of the metadata, is not UTF-8, or has control characters. Names what.
+    OddText(&'static str),
     /// The UUID is not a text.
     UuidDamaged(HeaderFault),
     /// Damage that is confined to a keyslot; the others can be used.
@@ -83,6 +90,9 @@ impl fmt::Display for LoadWarning {
             }
             Self::SameSequenceDifferentContent { seqid } => {
                 write!(f, "header copies with sequence number {seqid} have different content, using the first")
+            }
+            Self::OddText(name) => {
+                write!(f, "the {name} has bytes that are no printable text in UTF-8; \\udce9 stands for a byte 0xe9")
             }
             Self::UuidDamaged(fault) => write!(f, "the UUID is damaged: {fault}"),
             Self::KeyslotDamaged { keyslot, fault, is_usable: true } => {
@@ -340,6 +350,18 @@ pub enum RestoreError {
     /// The device cannot be read or written.
     #[error("cannot write the header")]
     Io(#[from] io::Error),
+}
+
+/// A passphrase does not prove the repair of a keyslot.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProofError {
+    /// The header is not valid even with all repairs.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The passphrase does not open the keyslot with the new values.
+    #[error(transparent)]
+    Unlock(#[from] UnlockError),
 }
 
 /// A header cannot be repaired.

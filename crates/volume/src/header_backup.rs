@@ -49,7 +49,7 @@ impl HeaderBackup {
     ///
     /// Fails if the device has no valid header, or ends before the keyslot areas do.
     pub fn of_device(device: &dyn HeaderDevice) -> Result<Self, BackupError> {
-        let volume = Volume::load(device)?;
+        let volume = Volume::load_despite_signatures(device)?;
         let mut bytes = read_start(device, backup_len(&volume)?, &volume)?;
         match &volume {
             Volume::Luks1(luks1) => {

@@ -34,6 +34,7 @@
 mod af;
 mod attempts;
 mod authenticated;
+mod byte_text;
 mod checked_device;
 mod convert;
 mod edit;
@@ -56,6 +57,7 @@ mod printable;
 mod repair;
 mod repair_step;
 mod secret;
+mod signatures;
 pub mod table;
 mod unlock;
 mod violation;
@@ -63,11 +65,12 @@ mod volume;
 mod zones;
 
 pub use authenticated::AuthenticatedSegment;
-pub use convert::{Conversion, ConvertError};
+pub use byte_text::{bytes_of_text, escape_bytes, text_of_bytes};
+pub use convert::{Conversion, ConvertError, ForeignMetadata};
 pub use edit::{EditError, KeyslotStatus, NewKeyslot, Priority};
 pub use error::{
-    BackupError, CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, RepairError, RestoreError,
-    UnlockError,
+    BackupError, CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, ProofError, RepairError,
+    RestoreError, UnlockError,
 };
 pub use find_headers::{FoundHeader, find_headers};
 pub use header_backup::{HeaderBackup, MAX_BACKUP_LEN, Replaced};
@@ -81,6 +84,7 @@ pub use printable::{Excerpt, Printable};
 pub use repair::RepairPlan;
 pub use repair_step::Repair;
 pub use secret::Secret;
+pub use signatures::{Signature, SignatureKind, find_signatures, wipe_signatures};
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
 pub use violation::{HeaderFault, HeaderPath, Violation};

@@ -1,9 +1,11 @@
 //! Display of texts from a header, whose author must not control the reader's terminal.
 
+use crate::byte_text::byte_of;
 use std::fmt::{self, Write};
 
 /// A text with everything escaped that a terminal may interpret, as `\u009b`: control characters (C0, DEL, C1), and
-/// those that change the direction of writing. All texts from headers are printed through this.
+/// those that change the direction of writing; and bytes that are not UTF-8, as `\udce9`. All texts from headers are
+/// printed through this.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a> {
     text: &'a str,
@@ -29,6 +31,7 @@ impl fmt::Display for Printable<'_> {
         for c in self.text.chars() {
             match c {
                 '\n' | '\t' if self.keeps_layout => f.write_char(c)?,
+                c if byte_of(c).is_some() => write!(f, "\\udc{:02x}", byte_of(c).unwrap_or_default())?,
                 c if c.is_control() || changes_direction(c) => write!(f, "\\u{:04x}", u32::from(c))?,
                 c => f.write_char(c)?,
             }

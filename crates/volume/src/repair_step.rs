@@ -15,7 +15,14 @@ pub enum Repair {
         /// Why.
         reason: LoadWarning,
     },
-    /// A value of a keyslot is replaced by the only possible one.
+    /// The magic is written again; the rest of the header is whole.
+    RestoreMagic,
+    /// The binary header of LUKS2 is made again; the metadata are whole.
+    RebuildHeader {
+        /// The new UUID. The old one, label and subsystem are lost.
+        uuid: String,
+    },
+    /// A value of a keyslot is replaced by the usual one.
     MendKeyslot {
         /// Number of the keyslot.
         keyslot: u32,
@@ -46,9 +53,14 @@ pub enum Repair {
 }
 
 impl Repair {
-    /// Whether it loses a keyslot for good.
+    /// Whether it may lose a keyslot for good: it erases one, or replaces a valid copy of the header that may have
+    /// others.
     pub fn is_erasure(&self) -> bool {
-        matches!(self, Self::EraseKeyslot { .. })
+        match self {
+            Self::EraseKeyslot { .. } => true,
+            Self::RewriteCopy { reason, .. } => matches!(reason, LoadWarning::SameSequenceDifferentContent { .. }),
+            _ => false,
+        }
     }
 }
 
@@ -57,6 +69,10 @@ impl fmt::Display for Repair {
         match self {
             Self::RewriteCopy { copy: Copy::Primary, .. } => f.write_str("rewrite the first header copy"),
             Self::RewriteCopy { copy: Copy::Secondary, .. } => f.write_str("rewrite the second header copy"),
+            Self::RestoreMagic => f.write_str("write the magic of the header, whose rest is whole"),
+            Self::RebuildHeader { uuid } => {
+                write!(f, "make a header with UUID {uuid} from metadata that are whole; label and UUID are lost")
+            }
             Self::MendKeyslot { keyslot, field, from, to } => {
                 write!(f, "keyslot {keyslot}: set {field} from {from} to {to}")
             }

@@ -47,7 +47,8 @@ impl From<Luks2> for Volume {
 impl Volume {
     /// Reads and checks the header on `device`.
     ///
-    /// If the first copy of a LUKS2 header is damaged, the second one is used, with an entry in [`Volume::warnings`].
+    /// If the first copy of a LUKS2 header is damaged, the second one is used, with an entry in [`Volume::warnings`],
+    /// unless the device has a signature of another format.
     ///
     /// # Errors
     ///
@@ -56,6 +57,18 @@ impl Volume {
         match luks1::probe(device)? {
             true => Luks1::load(device).map(Self::from),
             false => Luks2::load(device).map(Self::from),
+        }
+    }
+
+    /// Like [`Volume::load`], as [`Luks2::load_despite_signatures`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::load`].
+    pub fn load_despite_signatures(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        match luks1::probe(device)? {
+            true => Luks1::load(device).map(Self::from),
+            false => Luks2::load_despite_signatures(device).map(Self::from),
         }
     }
 

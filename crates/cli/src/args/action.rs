@@ -206,6 +206,7 @@ pub(crate) const UNLOCK: &[&str] = &[
     "type",
     "header",
     "disable-locks",
+    "disable-blkid",
     "disable-keyring",
     "volume-key-file",
     "volume-key-keyring",
@@ -228,7 +229,7 @@ pub(crate) const SEALED: &[&str] = &[
 pub(crate) const HOLES: &[&str] = &["holes"];
 /// A LUKS header.
 pub(crate) const HEADER: &[&str] =
-    &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout", "steal-lock"];
+    &["policy", "type", "header", "disable-locks", "disable-blkid", "connect-timeout", "store-timeout", "steal-lock"];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",

@@ -520,7 +520,7 @@ pub(crate) struct Options {
     pub progress_frequency: Option<u64>,
 
     /// Address of the NBD server: unix:PATH, or tcp:HOST:PORT with --tls-verify-peer or --insecure
-    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen_argument(), help_heading = "Serving")]
     pub nbd: Option<Listen>,
     /// Serve the volumes of a TOML file, each under its name; file with the keys of a volume to add
     #[arg(long, value_name = "FILE", help_heading = "Serving")]
@@ -547,7 +547,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
     /// Serve OpenMetrics on unix:PATH or tcp:HOST:PORT (TCP: to all users of this machine)
-    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Control")]
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen_argument(), help_heading = "Control")]
     pub metrics: Option<Listen>,
     /// Serve in the background, and return when clients can connect (needs --name)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]

@@ -32,6 +32,8 @@ pub(crate) struct Invocation {
     pub debug: Option<Debug>,
     /// `--disable-locks`
     pub disable_locks: bool,
+    /// `--disable-blkid`
+    pub disable_blkid: bool,
     /// `--serialize-memory-hard-pbkdf`
     pub serialize_pbkdf: bool,
     /// For devices that are not on this host.
@@ -108,11 +110,22 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
         (false, false) => None,
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
+    let disable_blkid = options.disable_blkid;
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
-        Ok(Invocation { request, action: name, verbose, debug, disable_locks, serialize_pbkdf, remote_options })
+        let action = name;
+        Ok(Invocation {
+            request,
+            action,
+            verbose,
+            debug,
+            disable_locks,
+            disable_blkid,
+            serialize_pbkdf,
+            remote_options,
+        })
     };
     if options.version {
         return done(Request::Version);

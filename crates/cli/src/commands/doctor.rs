@@ -1,15 +1,17 @@
 //! `doctor`: examines a LUKS header, searches for lost ones, and says what to do. Writes nothing.
 
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use inlock_volume::{
     FoundHeader, HeaderBackup, HeaderDevice, HeaderLocation, KdfLimits, KeyslotState, LoadError, LoadWarning,
-    Printable, Repair, RepairPlan, UnlockError, Volume, WindowDevice, find_headers,
+    Printable, Repair, RepairPlan, SignatureKind, UnlockError, Volume, WindowDevice, find_headers, find_signatures,
 };
 use serde::Serialize;
 
 use crate::args::action::{Action, IMAGE, Prepared};
+use crate::path_text;
 use crate::ui::print::print;
 use crate::ui::progress::{Progress, Show};
 use crate::volume::device::{Device, OpenMode};
@@ -65,14 +67,23 @@ enum Health {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    #[serde(with = "crate::path_text")]
     device: PathBuf,
     length: u64,
     health: Health,
     header: Option<HeaderReport>,
+    /// Other formats that the device has signatures of.
+    signatures: Vec<OtherFormat>,
     /// Why there is no header at the start.
     error: Option<String>,
     found: Vec<Found>,
     advice: Vec<Advice>,
+}
+
+#[derive(Debug, Serialize)]
+struct OtherFormat {
+    format: &'static str,
+    offset: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -142,17 +153,20 @@ fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
 /// Examines the header at the start of the device.
 fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, data: &Device) -> anyhow::Result<Report> {
+    let signatures = find_signatures(header)?;
     let mut report = Report {
         device: device.path.clone(),
         length: device.len,
         health: Health::Healthy,
         header: None,
+        signatures: signatures.iter().map(|one| OtherFormat { format: one.name, offset: one.offset }).collect(),
         error: None,
         found: Vec::new(),
         advice: Vec::new(),
     };
     let path = quoted(&device.path);
-    let repairs = RepairPlan::new(header).map(|plan| plan.repairs().to_vec()).unwrap_or_default();
+    let plan = RepairPlan::new(header).ok();
+    let repairs = plan.as_ref().map(|plan| plan.repairs().to_vec()).unwrap_or_default();
     match Volume::load(header) {
         Ok(volume) => of_volume(&volume, header, location, data, &mut report)?,
         Err(LoadError::NotLuks) if is_encrypted_clone(header) => {
@@ -166,6 +180,12 @@ fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, dat
         Err(error) => {
             report.health = if matches!(error, LoadError::NotLuks) { Health::Nothing } else { Health::Unusable };
             report.error = Some(chain(&error));
+            if let Some(file) = signatures.iter().find(|one| one.kind == SignatureKind::File) {
+                report.advise(
+                    format!("The device is a file of format {}: convert it to a raw image first.", file.name),
+                    convert_command(file.name, &path),
+                );
+            }
             if repairs.is_empty() && report.health == Health::Unusable {
                 report.advise(
                     "Restore the header from a backup.",
@@ -174,11 +194,8 @@ fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, dat
             }
         }
     }
-    if !repairs.is_empty() {
-        let list: Vec<String> = repairs.iter().map(Repair::to_string).collect();
-        let text = format!("Back the header up, then repair it ({}).", list.join("; "));
-        report.advise(text, Some(format!("inlock repair {path}")));
-        report.health = report.health.max(Health::Damaged);
+    if let Some(plan) = plan.filter(|_| !repairs.is_empty()) {
+        report.advise_repair(&plan, &path);
     }
     if report.health == Health::Healthy {
         report.advise(
@@ -216,6 +233,13 @@ fn of_volume(
             0 => report.advise("This is a detached header: name the device with the data as well.", None),
             _ => report.advise("The device is shorter than the volume. Compare its length with the original's.", None),
         }
+    }
+    let unit = volume.segments().ok().and_then(|all| all.first().map(|one| one.unit.bytes())).unwrap_or(512) as u64;
+    let data_len = data.len;
+    if data_len > volume.data_offset() && !(data_len - volume.data_offset()).is_multiple_of(unit) {
+        problems.push(format!("the length of the data is no multiple of {unit} bytes"));
+        report
+            .advise("The image was cut off, or something was appended. Compare its length with the original's.", None);
     }
     let path = quoted(&report.device);
     if let Some(offset) = removed_integrity::found(volume, data)? {
@@ -307,7 +331,10 @@ fn search(args: &DoctorArgs, device: &Device, header: &DeviceHeader, report: &mu
     )?;
     progress.finish();
     let path = quoted(&device.path);
-    for one in &found {
+    // Offsets in a file of another format are no offsets on the disk in it.
+    let is_raw = find_signatures(header)?.iter().all(|one| one.kind != SignatureKind::File);
+    let is_ambiguous = report.signatures.iter().any(|_| report.header.is_none());
+    for one in found.iter().filter(|one| is_raw && (one.offset > 0 || !is_ambiguous)) {
         advise_found(&path, one, &mut report.advice);
     }
     if left_out > 0 {
@@ -316,7 +343,7 @@ fn search(args: &DoctorArgs, device: &Device, header: &DeviceHeader, report: &mu
     if report.health == Health::Nothing && !found.is_empty() {
         report.health = Health::Unusable;
     }
-    if report.health == Health::Nothing {
+    if report.health == Health::Nothing && is_raw {
         report.advise(
             "There is no trace of a LUKS header on this device. If it is a partition, examine the whole disk \
              (`inlock doctor DISK`); look for a file of luksHeaderBackup.",
@@ -371,7 +398,54 @@ fn advise_found(path: &str, found: &Found, advice: &mut Vec<Advice>) {
     });
 }
 
+/// Returns the command that makes a raw image of a file.
+fn convert_command(format: &str, path: &str) -> Option<String> {
+    let format = match format {
+        "qcow2" | "qed" | "vmdk" | "vdi" | "vhdx" | "vpc" | "parallels" | "dmg" => format,
+        _ => return None,
+    };
+    Some(format!("qemu-img convert -f {format} -O raw {path} RAW"))
+}
+
 impl Report {
+    /// Says what `repair` does, what only the user knows, and what must not be believed.
+    fn advise_repair(&mut self, plan: &RepairPlan, path: &str) {
+        let list: Vec<String> = plan.repairs().iter().map(Repair::to_string).collect();
+        let list = list.join("; ");
+        self.health = self.health.max(Health::Damaged);
+        if plan.is_salvage() {
+            self.health = Health::Unusable;
+            let left = "the header has no magic, as after `wipefs` or a new partition table, but its rest is there";
+            self.error = Some(left.to_owned());
+        }
+        if let Some(foreign) = plan.foreign() {
+            self.health = Health::Unusable;
+            self.advise(
+                format!("If you use what the {foreign} belongs to, leave all as it is: an older volume has left this."),
+                None,
+            );
+            self.advise(
+                format!("If the volume is lost without the header, copy the device, then repair it ({list})."),
+                Some(format!("inlock repair --disable-blkid {path}")),
+            );
+            return;
+        }
+        // Only a header that can be loaded can be backed up.
+        let first = if self.header.is_some() { "Back the header up" } else { "Copy the start of the device" };
+        if plan.unproven().is_empty() {
+            self.advise(format!("{first}, then repair it ({list})."), Some(format!("inlock repair {path}")));
+            return;
+        }
+        let slots = plan.unproven().iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        self.advise(
+            format!(
+                "Keyslots in use have unusual values ({slots}): whether these are damage or right, only their \
+                 passphrases can tell. {first}, then try the repair with them ({list})."
+            ),
+            Some(format!("inlock repair --key-file FILE {path}")),
+        );
+    }
+
     fn advise(&mut self, text: impl Into<String>, command: Option<String>) {
         self.advice.push(Advice { text: text.into(), command });
     }
@@ -385,7 +459,7 @@ fn text_of(report: &Report) -> String {
 }
 
 fn write_text(report: &Report, out: &mut String) -> std::fmt::Result {
-    writeln!(out, "Device:   {} ({} bytes)", report.device.display(), report.length)?;
+    writeln!(out, "Device:   {} ({} bytes)", path_text::text_of(&report.device), report.length)?;
     let health = match report.health {
         Health::Healthy => "healthy",
         Health::Damaged => "damaged, but opens",
@@ -395,6 +469,9 @@ fn write_text(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, "Health:   {health}")?;
     if let Some(error) = &report.error {
         writeln!(out, "Problem:  {error}")?;
+    }
+    for other in &report.signatures {
+        writeln!(out, "Format:   byte {}: {}", other.offset, other.format)?;
     }
     if let Some(header) = &report.header {
         writeln!(out, "Header:   LUKS{}, UUID {}", header.version, header.uuid)?;
@@ -434,9 +511,17 @@ fn write_text(report: &Report, out: &mut String) -> std::fmt::Result {
 
 /// Returns a path as a word for a shell.
 fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
+    let bytes = path.as_os_str().as_bytes();
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        let escaped: String = bytes.iter().flat_map(|byte| std::ascii::escape_default(*byte)).map(char::from).collect();
+        return format!("$'{escaped}'");
+    };
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:=@,".contains(letter);
-    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }
 
 /// Returns an error and its causes as one line.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
 use crate::control::files::Files;
+use crate::path_text;
 use crate::ui::columns::Columns;
 use crate::ui::print::print;
 
@@ -72,7 +73,7 @@ fn row(files: Files) -> Option<Value> {
     };
     Some(json!({
         "name": info.name, "state": state, "type": info.kind, "via": info.via, "endpoint": info.endpoint(),
-        "place": info.endpoint(), "errors": errors, "device": info.device,
+        "place": info.endpoint(), "errors": errors, "device": path_text::text_of(&info.device),
         "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid, "started": info.started,
     }))
 }

@@ -17,6 +17,7 @@ use super::metrics::{Buckets, Counters, LastError, Percentiles, Time, phases};
 use super::verity::VerityStatus;
 use crate::attach::stale::StaleDevice;
 use crate::error::{CliError, Status};
+use crate::path_text;
 use crate::volume::info::{SegmentInfo, VolumeInfo, thread_flags};
 use crate::volume::key_check::{KeyCheck, KeyFingerprint};
 use crate::volume::reload::Reloaded;
@@ -33,9 +34,10 @@ pub(crate) struct RuntimeInfo {
     #[serde(rename = "type")]
     pub kind: String,
     /// The data device.
+    #[serde(with = "crate::path_text")]
     pub device: PathBuf,
     /// A detached header.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
     pub header: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
@@ -79,7 +81,7 @@ pub(crate) struct RuntimeInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
     /// Path of the device or file that it is attached as.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
     pub node: Option<PathBuf>,
     /// Identifies a block device when its process has died.
     #[serde(default, alias = "mark", skip_serializing_if = "Option::is_none")]
@@ -200,7 +202,7 @@ impl RuntimeInfo {
             let hint = "check the passphrase and the header; the device still awaits recovery".to_owned();
             return Err(CliError::Remote(message, Some(hint), Status::Permission).into());
         }
-        let (name, device) = (&self.name, self.device.display());
+        let (name, device) = (&self.name, path_text::text_of(&self.device));
         let message = format!("{name} can only be recovered with {} volume {device}.", self.kind);
         let hint = format!("use the same options, or stop the users of the device and run `inlock close {name}`");
         Err(CliError::Remote(message, Some(hint), Status::Busy).into())
@@ -209,7 +211,7 @@ impl RuntimeInfo {
     /// Returns the path of the device or file, or else the address.
     pub(crate) fn endpoint(&self) -> String {
         match (&self.node, &self.address) {
-            (Some(node), _) => node.display().to_string(),
+            (Some(node), _) => path_text::text_of(node).into_owned(),
             (None, Some(address)) => address.clone(),
             (None, None) => String::new(),
         }
@@ -238,14 +240,14 @@ impl fmt::Display for VolumeStatus {
         if let Some(verity) = &self.verity {
             verity.write_parameters(f)?;
         }
-        writeln!(f, "  device:  {}", info.device.display())?;
+        writeln!(f, "  device:  {}", path_text::text_of(&info.device))?;
         if let Some(header) = &info.header {
             let what = match (&self.verity, &self.integrity) {
                 (Some(_), _) => "hash device",
                 (None, Some(_)) if crypt.is_none() => "metadata device",
                 _ => "header",
             };
-            writeln!(f, "  {what}:  {}", header.display())?;
+            writeln!(f, "  {what}:  {}", path_text::text_of(header))?;
         }
         if let Some(integrity) = &self.integrity {
             integrity.write_layout(f, crypt.is_none())?;

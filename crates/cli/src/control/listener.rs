@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::error::CliError;
+use crate::path_text;
 use crate::system::socket;
 use crate::values::{Listen, resolve};
 
@@ -55,7 +56,11 @@ impl Listener {
             }
         }
         let listener = socket::listen(path).with_context(|| format!("cannot listen on {shown}"))?;
-        Ok(Self { socket: listener.into(), address: format!("unix:{shown}"), path: Some(path.to_owned()) })
+        Ok(Self {
+            socket: listener.into(),
+            address: format!("unix:{}", path_text::text_of(path)),
+            path: Some(path.to_owned()),
+        })
     }
 }
 

@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
-use inlock_volume::Printable;
+use inlock_volume::{Printable, escape_bytes};
 
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 
-/// Prints a result to standard output.
+/// Prints a result to standard output. Bytes that are not UTF-8 are escaped as JSON strings have it.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match write!(out, "{text}").and_then(|()| out.flush()) {
+    match write!(out, "{}", escape_bytes(&text.to_string())).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(CliError::OutputClosed.into()),
         other => Ok(other?),
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::path_text;
 use crate::ui::print::print_stderr;
 
 /// Form of progress.
@@ -135,7 +136,7 @@ fn eta(done: u64, total: u64, elapsed: Duration) -> Duration {
 fn json_line(device: &Path, done: u64, total: u64, elapsed: Duration) -> String {
     let eta_ms = eta(done, total, elapsed).as_millis();
     let line = serde_json::json!({
-        "device": device.to_string_lossy(),
+        "device": path_text::text_of(device),
         "device_bytes": done.to_string(),
         "device_size": total.to_string(),
         "speed": (speed(done, elapsed) as u64).to_string(),

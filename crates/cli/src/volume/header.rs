@@ -1,6 +1,7 @@
 //! LUKS headers: loading one under its lock, checking it against the policy, unlocking its volume key.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use inlock_volume::{HeaderDevice, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
@@ -19,6 +20,24 @@ pub(crate) const ENCRYPTED_CLONE: &str = "a clone that librbd has encrypted by i
 /// Hint for an encrypted clone.
 pub(crate) const FLATTEN: &str = "open it through librbd, or flatten it: rbd flatten POOL/IMAGE \
      --encryption-passphrase-file FILE_OF_THE_CLONE --encryption-passphrase-file FILE_OF_ITS_PARENT";
+
+/// `--disable-blkid`
+static SIGNATURES_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Lets signatures of other formats decide nothing in this process.
+pub(crate) fn ignore_signatures() {
+    SIGNATURES_IGNORED.store(true, Ordering::Relaxed);
+}
+
+/// Whether signatures of other formats decide nothing.
+pub(crate) fn ignores_signatures() -> bool {
+    SIGNATURES_IGNORED.load(Ordering::Relaxed)
+}
+
+/// Loads the header on a device. The caller holds its lock.
+pub(crate) fn load_volume(header: &DeviceHeader) -> Result<Volume, LoadError> {
+    if ignores_signatures() { Volume::load_despite_signatures(header) } else { Volume::load(header) }
+}
 
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
@@ -206,7 +225,7 @@ pub(crate) fn cannot_load_from(path: &Path, header: &DeviceHeader) -> impl FnOnc
 /// Reads a header of an accepted version. The caller holds its lock.
 fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
     let header = device.header()?;
-    let volume = Volume::load(&header).map_err(cannot_load_from(&device.path, &header))?;
+    let volume = load_volume(&header).map_err(cannot_load_from(&device.path, &header))?;
     let wanted = match luks {
         Luks::Any => volume.version(),
         Luks::One => 1,

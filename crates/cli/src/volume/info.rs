@@ -49,7 +49,7 @@ pub(crate) struct SegmentInfo {
     pub offset: u64,
     pub iv_offset: u64,
     /// Device of a table's line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
     pub device: Option<PathBuf>,
 }
 

@@ -15,6 +15,7 @@ use super::integrity::{IntegrityOpening, cannot_use, check_fits, stores};
 use super::integrity_args::JournalArgs;
 use super::integrity_line::{DEFAULT_COMMIT_TIME, MODES, RunningLine, arguments, mode_in_table};
 use crate::error::CliError;
+use crate::path_text;
 
 /// Returns the flags of a device that allows discards or not.
 pub(super) fn allow_discards(allowed: bool) -> CryptOptions {
@@ -110,7 +111,7 @@ pub(super) fn of_volume(
     check_fits(&segment, &stores, data)?;
     let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
     let mode = mode_in_table(opening.options.mode)?;
-    let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);
+    let mut line = IntegrityLine::new(&path_text::text_of(device), opening.start, Some(superblock.tag_size), mode);
     line.options = arguments(&superblock, &layout, mode);
     Ok(IntegrityTable::new(layout.provided_data_sectors, line).with_sealed(name, segment, key, flags))
 }

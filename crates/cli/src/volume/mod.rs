@@ -23,6 +23,7 @@ pub(crate) mod reload;
 pub(crate) mod remote;
 pub(crate) mod removed_integrity;
 pub(crate) mod secret;
+pub(crate) mod signatures;
 pub(crate) mod source;
 pub(crate) mod table;
 mod threads;

@@ -24,6 +24,7 @@ use super::verity::{self, VerityOpening};
 use super::verity_table::{Below, Plaintext, Source, VerityStack};
 use super::zones;
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::print::warn;
 
 /// Length of the stack that deriving and checking a key may have used.
@@ -274,7 +275,7 @@ impl UnlockedVolume {
         };
         let data = &self.data[0];
         let mut table =
-            Table::of_volume(&segments, &key, self.info.flags, &self.info.device.to_string_lossy(), data.len);
+            Table::of_volume(&segments, &key, self.info.flags, &path_text::text_of(&self.info.device), data.len);
         let names: Vec<_> = self.info.segments.iter().map(|segment| segment.cipher.clone()).collect();
         table.set_cipher_names(&names);
         Ok(AnyTable::Lines(table))

@@ -15,6 +15,7 @@ use super::lock::{self, DeviceLock, Mode};
 use super::table::{self, Devices};
 use super::verity::{OpenedFec, VerityOpening, hex};
 use crate::error::CliError;
+use crate::path_text::text_of;
 
 /// A device of a table with a hash tree, and those that it is stacked with. Devices are counted in the volume's list.
 pub(super) struct VerityStack {
@@ -148,7 +149,7 @@ fn opening(line: &VerityLine) -> anyhow::Result<VerityOpening> {
 /// Returns the table of a device that is not stacked.
 pub(crate) fn of_volume(opening: &VerityOpening, data: &Path, hash: &Path) -> VerityTable {
     let parameters = opening.layout.parameters();
-    let mut line = VerityLine::new(&data.to_string_lossy(), &hash.to_string_lossy());
+    let mut line = VerityLine::new(&text_of(data), &text_of(hash));
     line.hash_type = parameters.hash_type.number();
     line.data_block_size = parameters.data_block_len;
     line.hash_block_size = parameters.hash_block_len;
@@ -162,7 +163,7 @@ pub(crate) fn of_volume(opening: &VerityOpening, data: &Path, hash: &Path) -> Ve
     line.options.fec = opening.fec.as_ref().map(|OpenedFec { fec, path }| {
         let FecParameters { roots, blocks, offset } = *fec.parameters();
         let device = resolved(path);
-        FecArguments::new(&device.to_string_lossy(), roots, blocks, offset / u64::from(line.hash_block_size))
+        FecArguments::new(&text_of(&device), roots, blocks, offset / u64::from(line.hash_block_size))
     });
     VerityTable::new(opening.layout.data_len() / 512, line)
 }

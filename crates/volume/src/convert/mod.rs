@@ -7,14 +7,17 @@
 //! conversion is repeated or finished. See decision 0035.
 
 mod error;
+mod gaps;
 mod shift;
 mod to_luks1;
 mod to_luks2;
 
 pub use error::ConvertError;
+pub use gaps::Metadata as ForeignMetadata;
 
 use crate::header_device::HeaderDevice;
 use crate::volume::Volume;
+use std::io;
 
 /// A conversion that is possible.
 #[derive(Debug)]
@@ -58,6 +61,20 @@ impl Conversion {
             Plan::ToLuks1(_) => false,
             Plan::ToLuks2(plan) => plan.may_lose_keyslot(),
         }
+    }
+
+    /// Searches the bytes that the conversion overwrites, and that belong to no part of the header, for metadata of
+    /// other programs, which would be lost.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device cannot be read.
+    pub fn find_foreign_metadata(&self, device: &dyn HeaderDevice) -> io::Result<Option<ForeignMetadata>> {
+        let (region, own) = match &self.plan {
+            Plan::ToLuks1(plan) => plan.parts(),
+            Plan::ToLuks2(plan) => plan.parts(),
+        };
+        gaps::find(device, &region, own)
     }
 
     /// Names of what the other format does not have, and the conversion drops.

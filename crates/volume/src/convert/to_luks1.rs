@@ -12,6 +12,7 @@ use crate::luks2::metadata::{
 use crate::luks2::wipe::fill_random;
 use crate::luks2::{Luks2, header_end};
 use crate::printable::Excerpt;
+use std::ops::Range;
 use zerocopy::{FromZeros, IntoBytes};
 
 const KEYSLOTS: u32 = 8;
@@ -68,6 +69,13 @@ impl Plan {
         let loses = loses.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect();
         luks1::check_header(&raw)?;
         Ok(Self { luks2: luks2.clone(), raw, hdr_size: luks2.header().hdr_size, areas_end: end, loses })
+    }
+
+    /// Returns the bytes behind both copies that are overwritten, and the keyslot areas among them.
+    pub(super) fn parts(&self) -> (Range<u64>, Vec<Range<u64>>) {
+        let areas = self.luks2.metadata().keyslots.values();
+        let own = areas.map(|slot| slot.area_offset..slot.area_offset + slot.area_len).collect();
+        (2 * self.hdr_size..self.areas_end, own)
     }
 
     pub(super) fn loses(&self) -> Vec<&'static str> {

@@ -11,6 +11,7 @@ use crate::pbkdf::Hash;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
+use std::ops::Range;
 
 /// Length of a copy of the new header, in bytes.
 const HDR_SIZE: u64 = luks2::DEFAULT_METADATA_LEN;
@@ -19,6 +20,8 @@ const AREAS_START: u64 = 2 * HDR_SIZE;
 /// How far areas are moved up.
 const DISTANCE: u64 = AREAS_START - layout::KEYSLOT_ALIGN;
 const SECTOR: usize = 512;
+/// Bytes of the LUKS1 header, with the rest of its second sector.
+const LUKS1_LEN: u64 = 1024;
 
 /// A LUKS1 header that can be converted.
 #[derive(Debug)]
@@ -51,6 +54,22 @@ impl Plan {
 
     pub(super) fn header_len(&self) -> u64 {
         self.header_len
+    }
+
+    /// Returns the bytes that the new header takes, and the parts of the old one among them.
+    pub(super) fn parts(&self) -> (Range<u64>, Vec<Range<u64>>) {
+        let luks1 = &self.luks1;
+        let area_len = layout::area_len(luks1.key_len() as u64);
+        let areas = (0..8).map(|number| luks1.area(number).start);
+        let mut own: Vec<_> = areas.clone().map(|start| start..start + area_len).collect();
+        // A conversion that was cut off has left keys where they were, and parts of a header.
+        if (0..)
+            .zip(areas)
+            .any(|(number, start)| start == layout::area_offset(luks1.key_len() as u64, number) + DISTANCE)
+        {
+            own.push(layout::KEYSLOT_ALIGN..AREAS_START + 8 * area_len);
+        }
+        (LUKS1_LEN..AREAS_START + self.keyslots_len, own)
     }
 
     pub(super) fn may_lose_keyslot(&self) -> bool {

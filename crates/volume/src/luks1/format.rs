@@ -134,7 +134,13 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
 
     wipe_old_headers(device, u64::MAX)?;
+    // What was there before must not look like another program's metadata.
+    device.write_all_at(&[0; KEYSLOT_ALIGN as usize - 512], 512)?;
     fill_random(device, KEYSLOT_ALIGN..options.header_len())?;
+    if !options.detached {
+        let end = options.data_offset().min(options.header_len().next_multiple_of(PAYLOAD_ALIGN));
+        device.write_all_at(&vec![0; end.saturating_sub(options.header_len()) as usize], options.header_len())?;
+    }
     device.write_all_at(&material, u64::from(header.keyslots[options.keyslot as usize].offset.get()) * 512)?;
     let mut bytes = [0; 1024];
     bytes[..HEADER_LEN].copy_from_slice(header.as_bytes());

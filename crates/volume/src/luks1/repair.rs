@@ -1,19 +1,25 @@
 //! Repair of a LUKS1 header, which has no second copy.
 //!
 //! Partition tools overwrite single keyslots: a partition table lies in keyslots 4 to 6. Offset and stripes of a
-//! keyslot are known without the header's help, since every program creates the same layout.
+//! keyslot are known without the header's help, since most programs create the same layout. A keyslot that holds a key
+//! may be an exception that works, so it is changed only if a passphrase opens it with the new values.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
-use super::{HEADER, STRIPES, check_header, layout, validate};
+use super::{HEADER, Luks1, STRIPES, check_header, layout, validate};
 use crate::error::{LoadError, RepairError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::MAX_KEY_LEN;
+use crate::luks2::binary_header::LUKS_MAGIC;
 use crate::repair_step::Repair;
+use crate::signatures::find_signatures;
+use std::collections::BTreeSet;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the signature of a partition table: in the salt of keyslot 6.
 const SIGNATURE: std::ops::Range<usize> = 510..512;
 const SIGNED_KEYSLOT: usize = 6;
+/// Keyslots whose salt a partition table overwrites.
+const OVERWRITTEN: [usize; 2] = [5, SIGNED_KEYSLOT];
 const SECTOR: usize = 512;
 
 /// Repairs of a header that may be too damaged to be loaded.
@@ -22,10 +28,30 @@ pub(crate) struct Luks1Repair {
     /// The header with all repairs, and without those that erase a keyslot.
     with_erasing: RawHeader,
     mended: RawHeader,
+    /// The header before.
+    raw: RawHeader,
+    /// Whether a partition table lies over keyslots 5 and 6, which then hold nothing.
+    has_table: bool,
+    /// Keyslots that may hold a key, whose repairs no passphrase has proved.
+    unproven: BTreeSet<u32>,
     repairs: Vec<Repair>,
 }
 
 impl Luks1Repair {
+    /// Plans the repair of a header whose magic is gone, and that complies with all rules otherwise.
+    pub(crate) fn salvage(device: &dyn HeaderDevice) -> Option<Self> {
+        let mut bytes = [0; HEADER_LEN];
+        device.read_exact_at(&mut bytes, 0).ok()?;
+        bytes[..LUKS_MAGIC.len()].copy_from_slice(&LUKS_MAGIC);
+        let raw = *RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
+        let luks1 = check_header(&raw).ok().filter(|_| raw.version.get() == 1)?;
+        if luks1.active_keyslots().is_empty() || validate::check_inside(&luks1, device.len().ok()?).is_err() {
+            return None;
+        }
+        let repairs = vec![Repair::RestoreMagic];
+        Some(Self { with_erasing: raw, mended: raw, raw, has_table: false, unproven: BTreeSet::new(), repairs })
+    }
+
     pub(crate) fn plan(device: &dyn HeaderDevice) -> Result<Self, RepairError> {
         let len = device.len()?;
         if len < HEADER_LEN as u64 {
@@ -40,7 +66,9 @@ impl Luks1Repair {
         if key_len == 0 || key_len > MAX_KEY_LEN as u64 {
             checked.map_err(LoadError::from)?;
         }
-        let mut plan = Self { with_erasing: raw, mended: raw, repairs: Vec::new() };
+        let has_table = find_signatures(device)?.iter().any(|found| found.name == "dos");
+        let mut plan =
+            Self { with_erasing: raw, mended: raw, raw, has_table, unproven: BTreeSet::new(), repairs: Vec::new() };
         plan.lower_hash();
         for number in 0..KEYSLOTS {
             if !is_readable {
@@ -62,9 +90,27 @@ impl Luks1Repair {
         &self.repairs
     }
 
+    pub(crate) fn unproven(&self) -> &BTreeSet<u32> {
+        &self.unproven
+    }
+
+    /// Returns the header with all repairs, to prove them with a passphrase.
+    pub(crate) fn mended(&self) -> Result<Luks1, LoadError> {
+        Ok(check_header(&self.mended)?)
+    }
+
+    pub(crate) fn set_proven(&mut self, keyslot: u32) {
+        self.unproven.remove(&keyslot);
+    }
+
     /// Writes the header. A power cut between its two sectors leaves some of the repairs.
     pub(crate) fn execute(&self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
-        let header = if erase { &self.with_erasing } else { &self.mended };
+        let mut header = if erase { self.with_erasing } else { self.mended };
+        for &keyslot in &self.unproven {
+            header.keyslots[keyslot as usize] = self.raw.keyslots[keyslot as usize];
+        }
+        // Nothing is written to a header that cannot be used afterwards.
+        check_header(&header).map_err(LoadError::from)?;
         let mut bytes = [0; 2 * SECTOR];
         device.read_exact_at(&mut bytes, 0)?;
         let before = bytes;
@@ -92,6 +138,7 @@ impl Luks1Repair {
     /// Sets stripes and offset of a keyslot that breaks a rule. `raw`: the header before any repair.
     fn mend_layout(&mut self, number: usize, raw: &RawHeader) {
         let key_len = u64::from(raw.key_bytes.get());
+        let may_hold_key = self.may_hold_key(number);
         let wanted = (layout::area_offset(key_len, number as u32) / 512) as u32;
         let slot = &mut self.mended.keyslots[number];
         let mut is_mended = false;
@@ -108,19 +155,24 @@ impl Luks1Repair {
         if slot.offset.get() != wanted && is_misplaced(raw, number) {
             set("offset", &mut slot.offset, wanted);
         }
-        if is_mended && slot.active.get() != KEYSLOT_ENABLED {
+        if is_mended && may_hold_key {
+            self.unproven.insert(number as u32);
+        } else if is_mended {
             *slot = RawKeyslot { offset: slot.offset, stripes: slot.stripes, ..unused() };
         }
     }
 
-    /// Sets a damaged active flag: a keyslot with iterations and salt holds a key.
+    /// Sets a damaged active flag: a keyslot with iterations and salt may hold a key.
     fn mend_flag(&mut self, number: usize) {
+        let has_key = self.may_hold_key(number);
         let slot = &mut self.mended.keyslots[number];
         let from = slot.active.get();
         if [KEYSLOT_ENABLED, KEYSLOT_DISABLED].contains(&from) {
             return;
         }
-        let has_key = slot.iterations.get() != 0 && slot.salt != [0; 32];
+        if has_key {
+            self.unproven.insert(number as u32);
+        }
         slot.active = if has_key { KEYSLOT_ENABLED } else { KEYSLOT_DISABLED }.into();
         self.repairs.push(Repair::MendKeyslot {
             keyslot: number as u32,
@@ -128,6 +180,18 @@ impl Luks1Repair {
             from: format!("{from:#010x}"),
             to: if has_key { "enabled" } else { "disabled" }.to_owned(),
         });
+    }
+
+    /// Whether a passphrase may open the keyslot, in spite of its damage.
+    fn may_hold_key(&self, number: usize) -> bool {
+        let slot = &self.raw.keyslots[number];
+        // Random bytes have hardly ever so many zeroes.
+        let is_salt = slot.salt.iter().filter(|byte| **byte == 0).count() <= 8;
+        match slot.active.get() {
+            KEYSLOT_ENABLED => true,
+            KEYSLOT_DISABLED => false,
+            _ => slot.iterations.get() != 0 && is_salt && !(self.has_table && OVERWRITTEN.contains(&number)),
+        }
     }
 
     fn wipe_signature(&mut self, raw: &RawHeader) {

@@ -1,5 +1,6 @@
 //! The LUKS2 binary header (specification, section 2). All numbers are big-endian.
 
+use crate::byte_text::{bytes_of_text, text_of_bytes};
 pub use crate::header_copy::Copy;
 use crate::pbkdf::Hash;
 use crate::violation::Violation;
@@ -95,8 +96,8 @@ impl BinaryHeader {
         Ok(Self {
             hdr_size,
             seqid: raw.seqid.get(),
-            label: text("label", &raw.label)?,
-            subsystem: text("subsystem", &raw.subsystem)?,
+            label: label(&raw.label),
+            subsystem: label(&raw.subsystem),
             csum_alg: known.map_err(unknown)?,
             uuid: text("uuid", &raw.uuid)?,
         })
@@ -169,7 +170,14 @@ pub(super) fn is_label(text: &str) -> bool {
 }
 
 fn put(field: &mut [u8], text: &str) {
-    field[..text.len()].copy_from_slice(text.as_bytes());
+    let bytes = bytes_of_text(text);
+    field[..bytes.len()].copy_from_slice(&bytes);
+}
+
+/// Returns a label up to its zero byte, which it may lack. It decides nothing, so any bytes are taken.
+fn label(bytes: &[u8; LABEL_LEN]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(LABEL_LEN - 1);
+    text_of_bytes(&bytes[..end]).into_owned()
 }
 
 /// Returns the content of a text field up to its zero byte, if it has one and is UTF-8 without control characters.

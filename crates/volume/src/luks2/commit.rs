@@ -6,6 +6,7 @@
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
 use super::metadata::Metadata;
 use super::{HEADER, Luks2, load, validate};
+use crate::byte_text::bytes_of_text;
 use crate::checked_device::CheckedDevice;
 use crate::error::{CommitError, LoadWarning};
 use crate::header_device::HeaderDevice;
@@ -58,7 +59,8 @@ impl Luks2 {
         self.trusted = Copy::Primary;
         self.json = Value::Object(map.clone()).to_string();
         (self.header, self.map, self.metadata) = (header, map, metadata);
-        self.warnings = load::damage_of_keyslots(&self.metadata).collect();
+        let odd = load::odd_texts(&self.header, &self.json);
+        self.warnings = load::damage_of_keyslots(&self.metadata).chain(odd).collect();
         Ok(())
     }
 }
@@ -86,8 +88,17 @@ impl Luks2 {
     /// Writes the other copy again from the one that was read, with the same sequence number and a new salt.
     pub(crate) fn rewrite_other_copy(&self, device: &dyn HeaderDevice) -> Result<(), CommitError> {
         let mut area = vec![0; self.header.json_len()];
-        area[..self.json.len()].copy_from_slice(self.json.as_bytes());
+        let json = bytes_of_text(&self.json);
+        area[..json.len()].copy_from_slice(&json);
         write_copy(device, &self.header, self.trusted.other(), &area)
+    }
+}
+
+impl Luks2 {
+    /// Writes both copies again with the same sequence number, the one that was not read first.
+    pub(crate) fn rewrite_copies(&self, device: &dyn HeaderDevice) -> Result<(), CommitError> {
+        self.rewrite_other_copy(device)?;
+        Self { trusted: self.trusted.other(), ..self.clone() }.rewrite_other_copy(device)
     }
 }
 
@@ -135,7 +146,8 @@ impl NewCopies {
 /// Returns the JSON area with the text of `map`. Fails with the length of the text with its zero byte, and the length
 /// of the area.
 pub(super) fn json_area(header: &BinaryHeader, map: &Map<String, Value>) -> Result<Vec<u8>, (u64, u64)> {
-    let mut area = serde_json::to_vec(map).expect("a tree with string keys always becomes text");
+    let text = serde_json::to_string(map).expect("a tree with string keys always becomes text");
+    let mut area = bytes_of_text(&text).into_owned();
     let len = header.hdr_size as usize - BLOCK_LEN;
     if area.len() >= len {
         return Err((area.len() as u64 + 1, len as u64));

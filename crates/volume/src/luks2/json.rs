@@ -3,12 +3,14 @@
 //! An attacker may choose the JSON area, up to 4 MiB. Depth and number of values are bounded during parsing, so the
 //! tree takes at most some 20 MiB. A duplicate key in an object is refused, since parsers could disagree on its value.
 
+use crate::byte_text::text_of_bytes;
 use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 
@@ -17,8 +19,9 @@ pub(super) const MAX_DEPTH: usize = 32;
 /// Maximum number of values in a text; LUKS2 itself, with all its objects, needs some 2000.
 pub(super) const MAX_VALUES: usize = 1 << 16;
 
-/// Returns the JSON text in an area: an object, a zero byte, and zeroes to the end.
-pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Violation> {
+/// Returns the JSON text in an area: an object, a zero byte, and zeroes to the end. Bytes in its strings may be other
+/// than UTF-8.
+pub(super) fn text_of_area(area: &[u8]) -> Result<Cow<'_, str>, Violation> {
     let end = area.iter().position(|&byte| byte == 0).ok_or(Violation::JsonFrame)?;
     let (text, tail) = area.split_at(end);
     if tail.iter().any(|&byte| byte != 0) {
@@ -27,12 +30,7 @@ pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Violation> {
     if !(text.starts_with(b"{") && text.ends_with(b"}")) {
         return Err(Violation::JsonFrame);
     }
-    std::str::from_utf8(text).map_err(|error| {
-        let before = &text[..error.valid_up_to()];
-        let line = before.iter().filter(|&&byte| byte == b'\n').count() as u64 + 1;
-        let column = before.iter().rev().take_while(|&&byte| byte != b'\n').count() as u64 + 1;
-        Violation::JsonSyntax { line, column }
-    })
+    Ok(text_of_bytes(text))
 }
 
 /// Parses the text of an object.
@@ -320,11 +318,13 @@ mod tests {
 
     #[test]
     fn text_ends_with_its_area_or_in_zeroes() {
-        assert_eq!(text_of_area(b"{}\0\0"), Ok("{}"));
+        assert_eq!(text_of_area(b"{}\0\0"), Ok("{}".into()));
         assert_eq!(text_of_area(b"{}"), Err(Violation::JsonFrame));
         assert_eq!(text_of_area(b"\0\0\0"), Err(Violation::JsonFrame));
         assert_eq!(text_of_area(b" {}\0"), Err(Violation::JsonFrame));
         assert_eq!(text_of_area(b"{}\0x\0"), Err(Violation::JsonTail));
-        assert_eq!(text_of_area(b"{\n\"\xff\"}\0"), Err(Violation::JsonSyntax { line: 2, column: 2 }));
+        assert_eq!(text_of_area(b"{\n\"\xff\"}\0"), Ok("{\n\"\u{10ffff}\"}".into()));
+        assert!(parse(&text_of_area(b"{\"a\xff\": \"\xe9\"}\0").unwrap()).is_ok());
+        assert!(matches!(parse(&text_of_area(b"{\xff}\0").unwrap()), Err(Violation::JsonSyntax { .. })));
     }
 }

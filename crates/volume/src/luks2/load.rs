@@ -9,9 +9,11 @@ use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checks
 use super::json::text_of_area;
 use super::metadata::{KeyslotDamage, Metadata};
 use super::{HEADER, Luks2, SECOND_HEADER, validate};
+use crate::byte_text::has_bytes;
 use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use crate::printable::Excerpt;
+use crate::signatures::find_signatures;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 use std::io;
@@ -47,11 +49,13 @@ impl From<io::Error> for CopyError {
     }
 }
 
-pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
+/// `foreign`: whether a second copy without a first one is used although the device has another format's signature.
+pub(super) fn load(device: &dyn HeaderDevice, foreign: Foreign) -> Result<Luks2, LoadError> {
     let (loaded, mut warnings, trusted) = match read_copy(device, Copy::Primary, 0) {
         Ok(primary) => choose(device, primary),
         Err(error) => match find_second(device) {
             Ok(second) => {
+                foreign.check(device)?;
                 let fault = error.into_fault(Copy::Primary);
                 (second, vec![LoadWarning::PrimaryDamaged(fault)], Copy::Secondary)
             }
@@ -60,8 +64,30 @@ pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
     };
     check_inside(device, &loaded.metadata)?;
     warnings.extend(damage_of_keyslots(&loaded.metadata));
+    warnings.extend(odd_texts(&loaded.header, &loaded.json));
     let Loaded { header, json, map, metadata } = loaded;
     Ok(Luks2 { header, json, map, metadata, warnings, trusted })
+}
+
+/// Meaning of other signatures if only the second copy of a header is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Foreign {
+    /// The copy is what an older volume has left.
+    Refused,
+    /// The user knows that the volume is there.
+    Ignored,
+}
+
+impl Foreign {
+    fn check(self, device: &dyn HeaderDevice) -> Result<(), LoadError> {
+        match self {
+            Self::Ignored => Ok(()),
+            Self::Refused => match find_signatures(device)?.first() {
+                Some(&signature) => Err(LoadError::Ambiguous(signature)),
+                None => Ok(()),
+            },
+        }
+    }
 }
 
 /// Compares a valid first copy with the second, and returns the newer one.
@@ -147,8 +173,8 @@ fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loade
         return Err(fault(Violation::Checksum));
     }
     let text = text_of_area(&area).map_err(fault)?;
-    let (map, metadata) = validate::read(name, &header, text).map_err(CopyError::Fault)?;
-    Ok(Loaded { header, json: text.to_owned(), map, metadata })
+    let (map, metadata) = validate::read(name, &header, &text).map_err(CopyError::Fault)?;
+    Ok(Loaded { header, json: text.into_owned(), map, metadata })
 }
 
 /// Warnings of damage that is confined to a keyslot.
@@ -157,6 +183,17 @@ pub(super) fn damage_of_keyslots(metadata: &Metadata) -> impl Iterator<Item = Lo
         let KeyslotDamage { fault, is_usable } = slot.damage.clone()?;
         Some(LoadWarning::KeyslotDamaged { keyslot, fault, is_usable })
     })
+}
+
+/// Warnings of texts that are none, but decide nothing.
+pub(super) fn odd_texts(header: &BinaryHeader, json: &str) -> impl Iterator<Item = LoadWarning> {
+    let is_odd = |text: &str| has_bytes(text) || text.chars().any(char::is_control);
+    let texts = [
+        ("label", is_odd(&header.label)),
+        ("subsystem label", is_odd(&header.subsystem)),
+        ("metadata", has_bytes(json)),
+    ];
+    texts.into_iter().filter_map(|(name, is_odd)| is_odd.then_some(LoadWarning::OddText(name)))
 }
 
 /// Checks that the device has the areas of all keyslots with keys.

@@ -18,6 +18,7 @@ pub mod metadata;
 mod new_digest;
 mod new_keyslot;
 pub(crate) mod repair;
+mod salvage;
 mod segment;
 mod token;
 mod unlock;
@@ -61,7 +62,18 @@ impl Luks2 {
     ///
     /// Fails if the device has no LUKS2 header, or no copy of it that complies with the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
-        load::load(device)
+        load::load(device, load::Foreign::Refused)
+    }
+
+    /// Like [`Luks2::load`]; also uses the second copy of a header whose first one is lost on a device that has a
+    /// signature of another format, such as a file system. Such a copy may be what an older volume has left, and
+    /// writing to it destroys the other content; so let the user decide.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::load`].
+    pub fn load_despite_signatures(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        load::load(device, load::Foreign::Ignored)
     }
 
     /// Whether another header has the same sequence number and content, and the same copy is whole.
@@ -71,7 +83,9 @@ impl Luks2 {
 
     /// Returns `device` to change its header, which must be this one.
     pub(crate) fn checked<'a>(&self, device: &'a dyn HeaderDevice) -> Result<CheckedDevice<'a>, CommitError> {
-        CheckedDevice::new(device, Self::load(device).map(|present| present.is_same_header(self)))
+        // The caller has decided about signatures of other formats when it loaded this header.
+        let present = Self::load_despite_signatures(device);
+        CheckedDevice::new(device, present.map(|present| present.is_same_header(self)))
     }
 
     /// Whether a keyslot of another header holds the same key under the same passphrase. Its priority does not matter.

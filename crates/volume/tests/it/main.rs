@@ -17,10 +17,12 @@ mod header_verdicts;
 mod integrity_table;
 mod keyslots;
 mod keyslots_together;
+mod odd_texts;
 mod policies;
 mod power_cut;
 mod repair_states;
 mod sequences;
+mod signatures;
 
 mod support;
 mod table;

@@ -6,7 +6,7 @@
 
 use crate::header_verdicts::{PASSPHRASES, broken, in_parallel, rows, volumes};
 use crate::power_cut::{FailingDevice, RecordingDevice, Step, each_state};
-use crate::support::{is_full, luks1_image, secret, with};
+use crate::support::{PASSPHRASE, is_full, luks1_image, secret, with};
 use inlock_volume::{HeaderDevice, KdfLimits, MemoryDevice, Repair, RepairPlan, UnlockOptions, Volume};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,7 +34,12 @@ fn cases(row: &str, volumes: &[Vec<u8>; 2]) -> Vec<Case> {
     }
     let mut cases = Vec::new();
     for (name, before) in images {
-        let Ok(plan) = RepairPlan::new(&MemoryDevice::new(before.clone())) else { continue };
+        let device = MemoryDevice::new(before.clone());
+        let Ok(mut plan) = RepairPlan::new(&device) else { continue };
+        prove(&mut plan, &device);
+        if !plan.unproven().is_empty() {
+            continue;
+        }
         let erasing = plan.repairs().iter().filter(|repair| repair.is_erasure()).count();
         if erasing < plan.repairs().len() {
             cases.push(Case { name: name.clone(), before: before.clone(), erase: false });
@@ -83,8 +88,18 @@ impl Opener {
     }
 }
 
+/// Proves what the passphrases prove.
+fn prove(plan: &mut RepairPlan, device: &dyn HeaderDevice) {
+    let limits = with!(KdfLimits::default(); pbkdf2_iterations: 1 << 20, memory_kib: 1 << 16);
+    let options = with!(UnlockOptions::default(); limits: limits);
+    for passphrase in PASSPHRASES.iter().filter(|_| !plan.unproven().is_empty()).collect::<Vec<_>>() {
+        let _ = plan.prove(device, &secret(passphrase.as_bytes()), &options);
+    }
+}
+
 fn repair(device: &dyn HeaderDevice, erase: bool) -> Result<Volume, String> {
-    let plan = RepairPlan::new(device).map_err(|error| error.to_string())?;
+    let mut plan = RepairPlan::new(device).map_err(|error| error.to_string())?;
+    prove(&mut plan, device);
     plan.execute(device, erase).map_err(|error| error.to_string())
 }
 
@@ -234,10 +249,17 @@ fn odd_flag_of_luks1_keyslot_is_mended_to_the_keyslot_s_state() {
         let mut image = good.clone();
         image[208 + 48 * keyslot..][..4].copy_from_slice(&[0x12; 4]);
         let device = MemoryDevice::new(image);
-        let plan = RepairPlan::new(&device).unwrap();
+        let mut plan = RepairPlan::new(&device).unwrap();
         let is_flag =
             |repair: &Repair| matches!(repair, Repair::MendKeyslot { field: "active flag", to, .. } if to == state);
         assert!(plan.repairs().iter().all(is_flag) && plan.repairs().len() == 1, "{:?}", plan.repairs());
+        if state == "enabled" {
+            // Only a passphrase can tell.
+            assert_eq!(plan.unproven().iter().copied().collect::<Vec<_>>(), [keyslot as u32]);
+            let options = UnlockOptions::default();
+            assert!(plan.prove(&device, &secret(b"wrong"), &options).is_err());
+            assert_eq!(plan.prove(&device, &secret(PASSPHRASE), &options).unwrap(), keyslot as u32);
+        }
         plan.execute(&device, false).unwrap();
         assert!(device.to_vec() == good, "keyslot {keyslot} differs");
     }

@@ -7,6 +7,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Flags, Superblock};
 use serde_json::json;
 
+use crate::path_text;
 use crate::ui::print::print;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::integrity::{cannot_use, stores};
@@ -31,7 +32,7 @@ pub(super) fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
     let recalculating = superblock.flags.has(Flags::RECALCULATING);
     if as_json {
         let value = json!({
-            "device": path,
+            "device": path_text::text_of(path),
             "superblock_version": superblock.version,
             "log2_interleave_sectors": superblock.log2_interleave_sectors,
             "integrity_tag_size": superblock.tag_size,

@@ -18,7 +18,11 @@ use crate::volume::device::OpenMode;
 use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
 use crate::volume::integrity_args::{HashArgs, IntegrityArgs, JournalCipherArgs};
 use crate::volume::open::{KeySource, open};
+use crate::volume::signatures;
 use crate::volume::source::SourceArgs;
+
+/// Bytes of the new superblock, at the start of its device.
+const SUPERBLOCK_LEN: u64 = 4096;
 
 /// A volume to create.
 pub(super) struct FormatArgs {
@@ -64,10 +68,16 @@ impl FormatArgs {
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let data = self.integrity.data_device.as_deref();
         let devices = IntegrityDevices::open(&self.image, data, OpenMode::Create)?;
+        let both = || [Some(&devices.metadata), devices.data.as_ref()].into_iter().flatten();
+        if !self.batch {
+            // Without a fill, a data device of its own keeps its content.
+            let overwritten = both().take(if self.fill.is_some() { 2 } else { 1 });
+            overwritten.map(|device| signatures::warn_of(device, "")).collect::<Result<Vec<_>, _>>()?;
+        }
         if !self.batch && terminal::stdin_is_terminal() {
-            let paths = [Some(&devices.metadata), devices.data.as_ref()].map(|device| device.map(|d| d.path.clone()));
-            for path in paths.iter().flatten() {
-                let text = format!("This will overwrite data on {} irrevocably.", backing::shown(path).display());
+            for device in both() {
+                let shown = backing::shown(&device.path);
+                let text = format!("This will overwrite data on {} irrevocably.", shown.display());
                 terminal::confirm(&text, CliError::NotConfirmed)?;
             }
         }
@@ -83,6 +93,7 @@ impl FormatArgs {
         (options.overwrite, options.long_journal) = (true, self.integrity.journal.long);
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         format(&stores, &options).map_err(cannot_use(&self.image))?;
+        signatures::wipe(&devices.metadata, SUPERBLOCK_LEN)?;
         let Some(fill) = self.fill else { return Ok(()) };
         let options = OpenOptions {
             tag_size: options.tag_size,

@@ -38,7 +38,8 @@ pub(crate) const ACTION: Action = Action {
 };
 
 /// Options of `format`.
-const FORMAT: &[&str] = &["sector-size", "interleave-sectors", "journal-size", "no-wipe", "resume-wipe"];
+const FORMAT: &[&str] =
+    &["sector-size", "interleave-sectors", "journal-size", "no-wipe", "resume-wipe", "disable-blkid"];
 /// Options of commands that fill a volume.
 const FILL: &[&str] = &["integrity-lazy", "progress-json", "progress-frequency"];
 /// Options of `resize`.

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use inlock_volume::{Conversion, ConvertError, HeaderBackup, Volume};
+use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 
 use crate::args::action::{Action, IMAGE, Prepared};
 use crate::args::source::volume_type_of;
 use crate::error::CliError;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
-use crate::volume::header::cannot_load_from;
+use crate::volume::header::{cannot_load_from, ignores_signatures, load_volume};
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
 use crate::volume::source::{Luks, VolumeType};
@@ -23,6 +23,7 @@ pub(crate) const ACTION: Action = Action {
         "header",
         "header-backup-file",
         "disable-locks",
+        "disable-blkid",
         "connect-timeout",
         "store-timeout",
         "steal-lock",
@@ -60,9 +61,19 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     }
     let access = HeaderAccess::open(&args.device)?;
     let path = &access.device.path;
-    let volume = Volume::load(&access.header).map_err(cannot_load_from(path, &access.header))?;
+    let volume = load_volume(&access.header).map_err(cannot_load_from(path, &access.header))?;
     let conversion =
         Conversion::new(&volume, args.version).map_err(|error| cannot_convert(path, args.version, error))?;
+    if !ignores_signatures()
+        && let Some(found) = conversion.find_foreign_metadata(&access.header)?
+    {
+        let what = if found.is_luksmeta { "LUKSMETA additional metadata" } else { "additional metadata" };
+        return Err(CliError::refused(
+            format!("Unable to convert header with {what} (device {}, byte {}).", path.display(), found.offset),
+            "another program keeps them there, and the new header overwrites them; move them away (clevis luks unbind), \
+             or lose them with --disable-blkid",
+        ));
+    }
     for lost in conversion.loses() {
         warn(format_args!("{}: LUKS1 does not have {lost}", path.display()));
     }

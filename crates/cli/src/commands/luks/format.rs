@@ -24,12 +24,13 @@ use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
-use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
+use crate::volume::header::{ENCRYPTED_CLONE, ignores_signatures, is_encrypted_clone};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::{self, Remote};
 use crate::volume::removed_integrity;
 use crate::volume::secret::{self, Ask};
+use crate::volume::signatures;
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
 use crate::volume::zones;
 
@@ -114,8 +115,6 @@ struct FormatArgs {
     backup: Option<PathBuf>,
     /// `--batch-mode`
     batch: bool,
-    /// Whether not to look for a header on the device.
-    disable_blkid: bool,
 }
 
 fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {
@@ -162,7 +161,6 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
     Ok(FormatArgs {
         policy: policy_of(&options)?,
         batch: options.batch_mode,
-        disable_blkid: options.disable_blkid,
         image,
         version,
         key,
@@ -288,7 +286,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     let interactive = terminal::stdin_is_terminal() && !args.batch;
     let replaced = {
         let _header = lock::header(device, Mode::Shared)?;
-        if interactive && !args.disable_blkid {
+        if !args.batch {
             warn_of_header(device)?;
         }
         Volume::load(&device.header()?).ok()
@@ -319,24 +317,29 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         // The key of a volume that has lost its header may be that of data with integrity protection.
         let is_new = data.is_none() && key.is_none() && holder.zones.is_none();
         write(args, placement, device, data, &given.secret, key).map_err(refused)?;
+        signatures::wipe(device, 0)?;
         return if is_new { removed_integrity::clear(holder, data_offset) } else { Ok(()) };
     };
     let mut options = luks2_options(args, placement);
     options.volume_key = key;
     let key = options.new_key().map_err(refused)?;
     write(args, placement, device, data, &given.secret, Some(VolumeKey::new(key.as_bytes()))).map_err(refused)?;
+    signatures::wipe(device, 0)?;
     placed.format(&holder.path, &key)
 }
 
 /// Warns of a header that will be overwritten, in cryptsetup's words where it has them.
 fn warn_of_header(device: &Device) -> anyhow::Result<()> {
     let (header, path) = (device.header()?, device.path.display());
+    if ignores_signatures() {
+        return Ok(());
+    }
     if Volume::load(&header).is_ok() {
         print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
     } else if is_encrypted_clone(&header) {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
-    Ok(())
+    signatures::warn_of(device, "").map(drop)
 }
 
 /// Fails if another program has changed the header that is to be replaced since the user was asked.

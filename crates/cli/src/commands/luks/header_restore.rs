@@ -10,12 +10,21 @@ use crate::error::CliError;
 use crate::ui::terminal;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
+use crate::volume::signatures;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&["header", "header-backup-file", "disable-locks", "connect-timeout", "store-timeout", "steal-lock"]],
+    options: &[&[
+        "header",
+        "header-backup-file",
+        "disable-locks",
+        "disable-blkid",
+        "connect-timeout",
+        "store-timeout",
+        "steal-lock",
+    ]],
     about: "restore the header and the keyslots of a LUKS volume",
     prepare: |options, mut arguments| {
         let (file, batch) = (backup_file(&options)?, options.batch_mode);
@@ -30,6 +39,9 @@ fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let backup = header_file::read(file)?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
+    if !batch {
+        signatures::warn_of(&access.device, "")?;
+    }
     // Declining is status 1 here, as in cryptsetup; of other changes of a header it is 2.
     if !batch && terminal::stdin_is_terminal() {
         terminal::confirm(&warning(path, &backup, replaced), CliError::NotConfirmed)?;

@@ -1,34 +1,39 @@
 //! `repair`: mends the header of a LUKS volume.
 
-use inlock_volume::{RepairError, RepairPlan, Volume};
+use inlock_volume::{LoadError, ProofError, Repair, RepairError, RepairPlan, UnlockError, UnlockOptions, Volume};
 
-use crate::args::action::{Action, HEADER, IMAGE, Prepared};
-use crate::args::source::header_args;
-use crate::error::CliError;
+use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
+use crate::args::source::{header_args, key_args};
+use crate::error::{CliError, cannot_unlock};
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
-use crate::volume::header::cannot_load_from;
+use crate::volume::header::{cannot_load_from, ignores_signatures};
 use crate::volume::header_access::HeaderAccess;
-use crate::volume::source::{HeaderArgs, Luks};
+use crate::volume::secret::{self, Ask};
+use crate::volume::source::{HeaderArgs, KeyArgs, Luks};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 pub(crate) const ACTION: Action = Action {
     name: "repair",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[HEADER],
+    options: &[HEADER, KEY],
     about: "try to repair the header of a LUKS volume",
     prepare: |options, mut arguments| {
         let batch = options.batch_mode;
         let args = header_args(&options, arguments.path()?)?;
-        Ok(Prepared::new(move || run(&args, batch)))
+        let key = key_args(&options)?;
+        Ok(Prepared::new(move || run(&args, &key, batch)))
     },
 };
 
-/// Lists the repairs, and carries them out if the user agrees. A keyslot is erased only if the user was asked.
-fn run(args: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
+/// Lists the repairs, and carries them out if the user agrees. A keyslot is erased only if the user was asked, and one
+/// that may hold a key is changed only if its passphrase proves the change.
+fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(args.header.as_deref().unwrap_or(&args.image))?;
     let path = &access.device.path;
-    let plan = RepairPlan::new(&access.header).map_err(|error| match error {
+    let mut plan = RepairPlan::new(&access.header).map_err(|error| match error {
         RepairError::Load(error) => cannot_load_from(path, &access.header)(error),
         error => anyhow::Error::from(error).context(format!("cannot repair {}", path.display())),
     })?;
@@ -37,27 +42,82 @@ fn run(args: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
         return Err(CliError::NotLuks { path: path.clone(), found, can_be_plain: false }.into());
     }
     let asks = terminal::stdin_is_terminal() && !batch;
-    let erases = plan.repairs().iter().any(inlock_volume::Repair::is_erasure);
+    if let Some(foreign) = plan.foreign().filter(|_| !ignores_signatures()) {
+        if !asks {
+            return Err(CliError::refused(
+                format!("Device {} has a {foreign}, and only the second copy of a LUKS2 header.", path.display()),
+                "if what the signature belongs to may be destroyed, repair with --disable-blkid, or on a terminal",
+            ));
+        }
+        print_stderr(format_args!("WARNING: Device {} already contains a {foreign}.", path.display()));
+    }
+    let erases = plan.repairs().iter().any(Repair::is_erasure);
     for repair in plan.repairs().iter().filter(|repair| asks || !repair.is_erasure()) {
         print_stderr(format_args!("{}: {repair}", path.display()));
     }
-    if !asks && erases {
-        warn(format_args!("{}: damaged keyslots stay; erase them with `inlock luksKillSlot`", path.display()));
+    let erases_keyslot = |repair: &Repair| matches!(repair, Repair::EraseKeyslot { .. });
+    if !asks && plan.repairs().iter().any(erases_keyslot) {
+        warn(format_args!(
+            "{}: damaged keyslots stay; erase them with `inlock luksKillSlot`, or repair on a terminal",
+            path.display()
+        ));
+    } else if !asks && erases {
+        warn(format_args!(
+            "{}: both header copies stay; `inlock repair` on a terminal makes them equal",
+            path.display()
+        ));
     }
     if plan.repairs().is_empty() {
         return Ok(());
     }
+    prove(&mut plan, &access, key, asks)?;
     if asks {
         let erasing =
             if erases { "\nKeyslots that are erased cannot be restored without a header backup." } else { "" };
         terminal::confirm(&format!("Really try to repair LUKS device header?{erasing}"), CliError::NotConfirmed)?;
     }
+    let unproven = plan.unproven().clone();
     let repaired = plan.execute(&access.header, asks);
     let volume: Volume = repaired.map_err(|error| {
+        if matches!(error, RepairError::Load(LoadError::Damaged(_))) && !unproven.is_empty() {
+            return unproved(path, &unproven);
+        }
         anyhow::Error::from(error).context(format!("Repair failed: cannot write the header of {}", path.display()))
     })?;
     for warning in volume.warnings() {
         warn(format_args!("{}: {warning}", path.display()));
     }
+    if unproven.is_empty() { Ok(()) } else { Err(unproved(path, &unproven)) }
+}
+
+/// Asks for the passphrases of keyslots that may hold a key until the changes of all are proven, or one opens none.
+fn prove(plan: &mut RepairPlan, access: &HeaderAccess, key: &KeyArgs, asks: bool) -> anyhow::Result<()> {
+    let path = &access.device.path;
+    while !plan.unproven().is_empty() && (asks || key.file.is_some()) {
+        let prompt = Some("Enter passphrase of a damaged keyslot: ");
+        let ask = Ask { device: path, prompt, verify: false, stdin_taken: false };
+        let given = secret::read(key, ask, None)?;
+        match plan.prove(&access.header, &given.secret, &UnlockOptions::default()) {
+            Ok(keyslot) => print_stderr(format_args!("{}: keyslot {keyslot} opens when repaired", path.display())),
+            // A key file does not change.
+            Err(ProofError::Unlock(UnlockError::WrongPassphrase)) => break,
+            Err(ProofError::Unlock(error)) => return Err(cannot_unlock(path)(error)),
+            Err(error) => return Err(anyhow::Error::from(error).context(format!("cannot repair {}", path.display()))),
+        }
+        if key.file.is_some() {
+            break;
+        }
+    }
     Ok(())
+}
+
+/// The error of keyslots that stay as they are.
+fn unproved(path: &Path, keyslots: &BTreeSet<u32>) -> anyhow::Error {
+    let list = keyslots.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let some = if keyslots.len() == 1 { "" } else { "s" };
+    CliError::refused(
+        format!("Repair failed: device {} has damage in keyslot{some} {list}, which may hold a key.", path.display()),
+        "the values may be right for this key, so only its passphrase can prove the repair: give it on a terminal or \
+         with --key-file; otherwise restore a backup",
+    )
 }

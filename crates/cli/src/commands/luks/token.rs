@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::luks2::Luks2;
-use inlock_volume::{EditError, Volume};
+use inlock_volume::{EditError, Volume, bytes_of_text, text_of_bytes};
 use serde_json::{Map, Value, json};
 
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
@@ -225,25 +225,26 @@ fn explain(otherwise: &str) -> impl FnOnce(EditError) -> anyhow::Error {
 
 /// Reads the JSON text of a token, and assigns it to a keyslot.
 fn read_token(file: Option<&Path>, keyslot: Option<u32>) -> anyhow::Result<String> {
-    let mut text = String::new();
+    let mut text = Vec::new();
     // As long as the largest metadata area.
     const MAX: u64 = 4 << 20;
     match file {
         Some(path) => {
             let open = || format!("Failed to open file {} in read-only mode.", path.display());
             let file = File::open(path).with_context(open)?;
-            file.take(MAX + 1).read_to_string(&mut text).context(CANNOT_IMPORT)?;
+            file.take(MAX + 1).read_to_end(&mut text).context(CANNOT_IMPORT)?;
         }
         None => {
             if terminal::stdin_is_terminal() {
                 print_stderr("Provide valid LUKS2 token JSON:");
             }
-            io::stdin().take(MAX + 1).read_to_string(&mut text).context(CANNOT_IMPORT)?;
+            io::stdin().take(MAX + 1).read_to_end(&mut text).context(CANNOT_IMPORT)?;
         }
     }
     if text.len() as u64 > MAX {
         return Err(CliError::refused(CANNOT_IMPORT, "a token must fit the metadata area of the header"));
     }
+    let text = text_of_bytes(&text).into_owned();
     let Some(keyslot) = keyslot else { return Ok(text) };
     let mut token: Map<String, Value> = serde_json::from_str(&text).context(CANNOT_IMPORT)?;
     let number = Value::String(keyslot.to_string());
@@ -260,6 +261,6 @@ fn export(luks2: &Luks2, number: u32, file: Option<&Path>) -> anyhow::Result<()>
         .ok_or_else(|| CliError::refused(format!("Failed to get token {number} for export."), LIST))?;
     let Some(path) = file else { return print(token) };
     let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let written = options.and_then(|mut file| file.write_all(token.as_bytes()));
+    let written = options.and_then(|mut file| file.write_all(&bytes_of_text(&token)));
     written.with_context(|| format!("Failed to open file {} for write.", path.display()))
 }

@@ -8,6 +8,7 @@ use inlock_verity::{Fec, Layout, Superblock};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::path_text;
 use crate::ui::print::print;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::verity::{FecArgs, cannot_use, hex, store};
@@ -23,7 +24,7 @@ pub(super) fn run(path: &Path, offset: u64, fec: Option<&FecArgs>, as_json: bool
         let parameters = &superblock.parameters;
         let fec = fec.as_ref().map(|(fec, _)| (fec.parameters().roots, fec.parameters().blocks, fec.parity_len()));
         let mut value = json!({
-            "device": path,
+            "device": path_text::text_of(path),
             "uuid": Uuid::from_bytes(superblock.uuid).hyphenated().to_string(),
             "hash_type": parameters.hash_type.number(),
             "data_blocks": parameters.data_blocks,

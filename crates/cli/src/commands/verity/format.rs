@@ -17,7 +17,9 @@ use crate::args::options::Options;
 use crate::args::verity::{fec, given, hash_offset, refuse};
 use crate::error::{CliError, cannot_open};
 use crate::ui::print::print;
+use crate::ui::terminal;
 use crate::volume::device::{Device, OpenMode};
+use crate::volume::signatures;
 use crate::volume::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
 
 /// A device to create.
@@ -33,6 +35,7 @@ pub(super) struct FormatArgs {
     root_hash_file: Option<PathBuf>,
     fec: Option<FecArgs>,
     threads: usize,
+    batch: bool,
 }
 
 impl FormatArgs {
@@ -55,6 +58,7 @@ impl FormatArgs {
             root_hash_file: options.root_hash_file.clone(),
             fec: fec(options)?,
             threads: threads(options),
+            batch: options.batch_mode,
         })
     }
 
@@ -65,6 +69,13 @@ impl FormatArgs {
         }
         let devices = VerityDevices::open(&self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
         let path = &devices.hash().path;
+        if let Some(hash) = devices.hash.as_ref().filter(|_| !self.batch)
+            && signatures::warn_of(hash, "DM_verity_hash")?
+            && terminal::stdin_is_terminal()
+        {
+            let text = format!("This will overwrite data on {} irrevocably.", path.display());
+            terminal::confirm(&text, CliError::NotConfirmed)?;
+        }
         let mut parameters = self.given.parameters(&devices.data);
         if self.given.salt.is_none() {
             parameters.salt = random_salt().map_err(cannot_use(path))?;

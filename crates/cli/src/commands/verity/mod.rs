@@ -29,7 +29,7 @@ pub(crate) const ACTION: Action = Action {
         POLICY,
         ATTACH,
         serve::SERVE,
-        &["json", "foreground", "deferred", "cancel-deferred", "uuid", "shared"],
+        &["json", "foreground", "deferred", "cancel-deferred", "uuid", "shared", "disable-blkid"],
     ],
     about: "create, verify, serve, open a dm-verity device",
     prepare,
@@ -105,7 +105,7 @@ const POLICY: &[&str] = &["policy"];
 /// Returns the options of a command. Fails if there is no such command.
 fn options_of(command: &str) -> anyhow::Result<&'static [&'static [&'static str]]> {
     Ok(match command {
-        "format" => &[VERITY, REMOTE, &["uuid", "threads"]],
+        "format" => &[VERITY, REMOTE, &["uuid", "threads", "disable-blkid"]],
         "verify" => &[VERITY, REMOTE, POLICY, &["threads"]],
         // Devices of a volume that is only read may be shared anyway.
         "open" => &[VERITY, REMOTE, ON_FAULT, POLICY, ATTACH, &["foreground", "shared"]],

@@ -1,0 +1,33 @@
+//! Signatures of other formats on a device that gets a new header.
+
+use anyhow::Context;
+use inlock_volume::{find_signatures, wipe_signatures};
+
+use super::device::Device;
+use super::header::ignores_signatures;
+use crate::ui::print::print_stderr;
+
+/// Names what a new header overwrites, in cryptsetup's words, unless `--disable-blkid` is set. Returns whether there is
+/// something. `own`: the format that is created, whose older headers are not named.
+pub(crate) fn warn_of(device: &Device, own: &str) -> anyhow::Result<bool> {
+    if ignores_signatures() {
+        return Ok(false);
+    }
+    let mut all = find_signatures(&device.header()?)?;
+    all.retain(|found| found.name != own);
+    for found in &all {
+        print_stderr(format_args!("WARNING: Device {} already contains a {found}.", device.path.display()));
+    }
+    Ok(!all.is_empty())
+}
+
+/// Wipes the signatures from byte `start` on, so that the device has one format only, unless `--disable-blkid` is set.
+/// Zones that are written in order keep theirs.
+pub(crate) fn wipe(device: &Device, start: u64) -> anyhow::Result<()> {
+    if ignores_signatures() {
+        return Ok(());
+    }
+    let end = device.zones.map_or(u64::MAX, |zones| zones.conventional);
+    let wiped = wipe_signatures(&device.header()?, start..end);
+    wiped.with_context(|| format!("cannot wipe the signatures on {}", device.path.display()))
+}
