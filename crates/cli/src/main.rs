@@ -35,6 +35,9 @@ fn main() -> ExitCode {
     if invocation.disable_locks {
         volume::lock::disable_header_locks();
     }
+    if invocation.allow_copy {
+        volume::lock::allow_copies();
+    }
     if invocation.serialize_pbkdf {
         volume::lock::serialize_memory_hard_pbkdf();
     }

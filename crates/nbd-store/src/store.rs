@@ -7,7 +7,7 @@ use crate::job::{Job, Kind, Owner};
 use crate::options::{ExportFacts, StoreOptions};
 use crate::shared::Shared;
 use crate::tls::Tls;
-use crate::uri::NbdUri;
+use crate::uri::{NbdUri, encode};
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
@@ -39,6 +39,7 @@ pub struct NbdStore {
     thread: Option<JoinHandle<()>>,
     facts: ExportFacts,
     read_only: bool,
+    server: Vec<String>,
     /// Serializes writes of parts of a server's blocks.
     edges: Mutex<()>,
 }
@@ -74,6 +75,7 @@ impl NbdStore {
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(timed_out()),
         };
         let facts = dialed[0].facts;
+        let server = dialed[0].server.clone();
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let waker = waker.map_err(|error| unreachable(error.into()))?;
         let shared = Arc::new(Shared::new(uri.clone(), options.clone(), tls, waker));
@@ -82,7 +84,7 @@ impl NbdStore {
         let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());
         let thread = Some(thread.map_err(unreachable)?);
         let read_only = read_only || facts.is_read_only();
-        Ok(Self { shared, thread, facts, read_only, edges: Mutex::default() })
+        Ok(Self { shared, thread, facts, read_only, server, edges: Mutex::default() })
     }
 
     /// Returns the facts of the export.
@@ -93,6 +95,14 @@ impl NbdStore {
     /// Returns the URI of the export.
     pub fn uri(&self) -> &NbdUri {
         &self.shared.uri
+    }
+
+    /// Returns texts that identify the export under all names of its server, when it was opened: stores of one export
+    /// have one in common. Those of two exports differ, unless their server ignores the name.
+    pub fn aliases(&self) -> Vec<String> {
+        let export = encode(&self.uri().export);
+        let texts = self.server.iter().map(|server| format!("{server}/{export}"));
+        std::iter::once(self.uri().canonical()).chain(texts).collect()
     }
 
     /// Returns whether the server can put writes on stable storage.

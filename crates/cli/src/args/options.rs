@@ -272,6 +272,9 @@ pub(crate) struct Options {
     /// Memory for writes since the last flush, which are made again if the NBD server is lost (default: none)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub replay: Option<u64>,
+    /// Open a copy of a volume that is open, if an export cannot be told from the other's storage
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub allow_copy: bool,
     /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub steal_lock: bool,

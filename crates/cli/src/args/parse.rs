@@ -32,6 +32,8 @@ pub(crate) struct Invocation {
     pub debug: Option<Debug>,
     /// `--disable-locks`
     pub disable_locks: bool,
+    /// `--allow-copy`
+    pub allow_copy: bool,
     /// `--serialize-memory-hard-pbkdf`
     pub serialize_pbkdf: bool,
     /// For devices that are not on this host.
@@ -108,11 +110,21 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
         (false, false) => None,
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
+    let allow_copy = options.allow_copy;
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
-        Ok(Invocation { request, action: name, verbose, debug, disable_locks, serialize_pbkdf, remote_options })
+        Ok(Invocation {
+            request,
+            action: name,
+            verbose,
+            debug,
+            disable_locks,
+            allow_copy,
+            serialize_pbkdf,
+            remote_options,
+        })
     };
     if options.version {
         return done(Request::Version);

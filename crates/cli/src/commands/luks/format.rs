@@ -67,6 +67,7 @@ const FORMAT: &[&str] = &[
     "connect-timeout",
     "store-timeout",
     "steal-lock",
+    "allow-copy",
     "uuid",
     "label",
     "subsystem",
