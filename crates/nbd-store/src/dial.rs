@@ -4,6 +4,7 @@ use super::error::OpenError;
 use super::options::{ExportFacts, StoreOptions};
 use super::tls::Tls;
 use super::uri::{Address, NbdUri, encode};
+use inlock_frontend::connect;
 use inlock_frontend::nbd::client::{
     BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
 };
@@ -137,7 +138,7 @@ fn tcp_name(address: SocketAddr) -> String {
 
 fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
     match address {
-        Address::Unix(path) => UnixStream::connect(path).map(Socket::Unix),
+        Address::Unix(path) => connect::unix(path, limit.left()?, || {}).map(Socket::Unix),
         Address::Tcp(host, port) => {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in (host.as_str(), *port).to_socket_addrs()? {

@@ -11,6 +11,7 @@ use crate::uri::{NbdUri, encode};
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
+use inlock_frontend::connect::report_after;
 use inlock_frontend::nbd::protocol::{STATE_HOLE, STATE_ZERO, transmission_flag};
 use rustix::event::EventfdFlags;
 use std::io::IoSlice;
@@ -62,18 +63,22 @@ impl NbdStore {
         let (sender, receiver) = channel();
         let (dialed_uri, dialed_options) = (uri.clone(), options.clone());
         let unreachable = |source| OpenError::Unreachable { address: uri.address.to_string(), source };
-        // A name service, and a socket whose queue is full, may block for longer.
+        // A name service may block for longer.
         std::thread::Builder::new()
             .name("inlock-dial".to_owned())
             .spawn(move || sender.send(dial(&dialed_uri, &dialed_options, dialed_tls.as_ref())))
             .map_err(unreachable)?;
         let timed_out =
             || OpenError::TimedOut { address: uri.address.to_string(), seconds: options.connect_timeout.as_secs() };
-        // `dial` keeps the same limit, and says more.
-        let dialed = match receiver.recv_timeout(options.connect_timeout + Duration::from_millis(200)) {
-            Ok(dialed) => dialed?,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(timed_out()),
-        };
+        let first = report_after(options.connect_timeout);
+        let dialed = receiver.recv_timeout(first).or_else(|_| {
+            if let Some(notify) = options.notify {
+                notify(uri.as_str(), &format!("no answer yet; waiting for {} s", options.connect_timeout.as_secs()));
+            }
+            // `dial` keeps the same limit, and says more.
+            receiver.recv_timeout(options.connect_timeout.saturating_sub(first) + Duration::from_millis(200))
+        });
+        let dialed = dialed.map_err(|_| timed_out())??;
         let facts = dialed[0].facts;
         let server = dialed[0].server.clone();
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
