@@ -57,7 +57,7 @@ impl Controlled for Volumes {
             let name = request["volume"].as_str().unwrap_or_default();
             let outcome = match command {
                 "reload" => self.reload()?,
-                "close" => self.close(name).map(|()| format!("{name} is closed"))?,
+                "close" => self.close(name, request["force"] == true).map(|()| format!("{name} is closed"))?,
                 "add" => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
                 "remove" => self.remove(name, request["force"] == true).map(|()| format!("{name} is removed"))?,
                 _ => return Err(CliError::usage(format!("The server does not know the command '{command}'."))),

@@ -32,7 +32,7 @@ impl Many {
     }
 
     /// Whether the server has the file open.
-    fn has_open(&self, path: &str) -> bool {
+    pub(crate) fn has_open(&self, path: &str) -> bool {
         let files = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a process");
         let mut links = files.filter_map(|file| std::fs::read_link(file.expect("a file").path()).ok());
         links.any(|link| link == std::path::Path::new(path))
@@ -130,7 +130,7 @@ fn key_is_in_memory_no_longer_after_a_volume_was_closed() {
                 }
             }
             match way {
-                Way::Closed => many.control(&["close", "v"]),
+                Way::Closed => many.control(&["close", "v", "--force"]),
                 _ => many.control(&["remove", "v", "--force"]),
             };
             assert_eq!(search(), Some(0), "round {round}, {way:?}, {before} before: the key is still there");
@@ -172,7 +172,7 @@ fn close_that_fails_on_one_thread_is_reported_on_all() {
         std::thread::spawn(move || call(["control", &control].iter().chain(words)))
     };
     // The flush at the end waits for the server of the image.
-    let first = command(&["close", "v"]);
+    let first = command(&["close", "v", "--force"]);
     many.wait_until("v", "state", "closing");
     let second = command(&["remove", "v"]);
     drop(store);
@@ -201,7 +201,7 @@ fn closing_that_failed_is_remembered_after_the_volume_was_opened_again() {
     let table = call(["control", &many.control, "list"]).works().text().to_owned();
     assert_eq!(table.lines().map(|line| line.rsplit(' ').next().unwrap()).collect::<Vec<_>>(), ["FAILED", "no", "yes"]);
     // This closing works.
-    many.control(&["close", "v"]);
+    many.control(&["close", "v", "--force"]);
     many.stop_with(1);
 }
 
