@@ -76,7 +76,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the default export of the server on `socket`.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
-        let mut stream = UnixStream::connect(socket)?;
+        let mut stream = inlock_frontend::connect::unix(socket, inlock_frontend::connect::TIME_LIMIT, || {})?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.set_write_timeout(Some(Duration::from_secs(60)))?;
         let mut greeting = [0; 18];

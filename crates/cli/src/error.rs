@@ -72,6 +72,10 @@ pub(crate) enum CliError {
     HeaderLocked { path: PathBuf },
     #[error("Device {} is in use (locked by another process).", .path.display())]
     InUse { path: PathBuf, hint: &'static str },
+    #[error("Device {} is in use: its volume ({volume}) is open under another name.", .path.display())]
+    OpenElsewhere { path: PathBuf, volume: String },
+    #[error("Device {} is in use: another volume has a part of the range.", .path.display())]
+    Overlaps { path: PathBuf },
     #[error("Device {} is too small.", .path.display())]
     TooSmall { path: PathBuf, len: u64, needed: u64 },
     #[error("Address {address} is in use.")]
@@ -151,6 +155,7 @@ impl CliError {
                 _ => Status::Wrong,
             },
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
+            Self::OpenElsewhere { .. } | Self::Overlaps { .. } => Status::Busy,
             Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Remote(_, _, status) | Self::Silent(status) => *status,
             _ => Status::Wrong,
@@ -176,6 +181,12 @@ impl CliError {
             }
             Self::NotLuks { path, .. } => {
                 format!("run `inlock doctor {}` to search for a header; --header names a detached one", path.display())
+            }
+            Self::OpenElsewhere { .. } => {
+                "close it there; if this is a copy of it on other storage, use --allow-copy".to_owned()
+            }
+            Self::Overlaps { .. } => {
+                "give each volume a range of its own with --offset and --size, and --shared".to_owned()
             }
             Self::ReadOnly { .. } => "make it writable, or work on a copy".to_owned(),
             Self::WrongVolumeKey => "check the volume key; it belongs to another volume".to_owned(),

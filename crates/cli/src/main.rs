@@ -39,6 +39,9 @@ fn main() -> ExitCode {
     if invocation.disable_blkid {
         volume::header::ignore_signatures();
     }
+    if invocation.allow_copy {
+        volume::lock::allow_copies();
+    }
     if invocation.serialize_pbkdf {
         volume::lock::serialize_memory_hard_pbkdf();
     }

@@ -258,7 +258,7 @@ fn help_and_version_go_to_stdout() {
 
 /// Options of `serve` that hold for a server of many volumes, and those of every action.
 const WITH_CONFIG: &str = "config nbd control metrics insecure serialize-memory-hard-pbkdf disable-locks \
-    connect-timeout reconnect-delay store-timeout steal-lock replay \
+    connect-timeout reconnect-delay store-timeout steal-lock replay allow-copy \
     help usage version verbose batch-mode debug debug-json test-args";
 /// Options of `serve` that are keys of a volume.
 const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header volume-key-file table read-only \
@@ -307,7 +307,9 @@ fn option_of_one_volume_is_refused_with_config() {
     }
     assert!(of_volumes == keys.len() && refused > of_volumes + 20, "{refused} {of_volumes}");
     // Those of the whole server are not.
-    for option in ["--disable-locks", "--replay=4M", "--steal-lock", "--reconnect-delay=1", "--control=x"] {
+    for option in
+        ["--disable-locks", "--replay=4M", "--steal-lock", "--allow-copy", "--reconnect-delay=1", "--control=x"]
+    {
         call(["serve", "--config", "FILE", "--nbd", "unix:x", option]).fails(4, &["FILE does not exist"]);
     }
 }

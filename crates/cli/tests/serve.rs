@@ -5,6 +5,8 @@ mod harness;
 mod many;
 #[path = "serve/many_close.rs"]
 mod many_close;
+#[path = "serve/many_failing.rs"]
+mod many_failing;
 #[path = "serve/many_metrics.rs"]
 mod many_metrics;
 #[path = "serve/many_verbs.rs"]

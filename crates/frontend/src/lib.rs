@@ -39,6 +39,7 @@
 
 #![warn(clippy::missing_errors_doc)]
 
+pub mod connect;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 #[cfg(feature = "nbd")]

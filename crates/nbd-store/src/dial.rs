@@ -3,7 +3,8 @@
 use super::error::OpenError;
 use super::options::{ExportFacts, StoreOptions};
 use super::tls::Tls;
-use super::uri::{Address, NbdUri};
+use super::uri::{Address, NbdUri, encode};
+use inlock_frontend::connect;
 use inlock_frontend::nbd::client::{
     BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
 };
@@ -16,8 +17,10 @@ use inlock_frontend::nbd::protocol::{
 use rustix::net::sockopt;
 use rustls::ClientConnection;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -43,6 +46,8 @@ pub(crate) struct Dialed {
     /// Whether extents can be asked for.
     pub(crate) has_extents: bool,
     pub(crate) facts: ExportFacts,
+    /// What the server has in common under all of its names.
+    pub(crate) server: Vec<String>,
 }
 
 /// Connects to a server as often as it allows and `options` want.
@@ -96,18 +101,44 @@ fn connect(uri: &NbdUri, limit: Limit, tls: Option<&Tls>) -> Result<Dialed, Open
 
 /// Opens the export over a new connection.
 pub(crate) fn negotiate(socket: Socket, limit: Limit, uri: &NbdUri, tls: Option<&Tls>) -> Result<Dialed, OpenError> {
+    let server = server_names(&uri.address, &socket);
     let mut dialog = Dialog { wire: Wire { socket, limit }, tls: None, address: uri.address.to_string() };
     let (style, has_extents, facts) = dialog.handshake(&uri.export, tls)?;
     let socket = match dialog.wire.socket {
         Socket::Unix(socket) => OwnedFd::from(socket),
         Socket::Tcp(socket) => OwnedFd::from(socket),
     };
-    Ok(Dialed { link: Link::new(socket, dialog.tls.map(Into::into)), style, has_extents, facts })
+    Ok(Dialed { link: Link::new(socket, dialog.tls.map(Into::into)), style, has_extents, facts, server })
+}
+
+/// Returns what identifies the server behind a connection: the inode of its socket and the path without symbolic links,
+/// which a server that is started again keeps, or the address that was reached, which several names may have.
+fn server_names(address: &Address, socket: &Socket) -> Vec<String> {
+    match (address, socket) {
+        (Address::Unix(path), _) => {
+            let inode = std::fs::metadata(path).map(|found| format!("unix-inode:{}:{}", found.dev(), found.ino()));
+            let real =
+                std::fs::canonicalize(path).map(|path| format!("unix-path:{}", encode(path.as_os_str().as_bytes())));
+            inode.into_iter().chain(real).collect()
+        }
+        (_, Socket::Tcp(socket)) => socket.peer_addr().map(tcp_name).into_iter().collect(),
+        (_, Socket::Unix(_)) => Vec::new(),
+    }
+}
+
+/// Returns the name of an address. Both addresses of this host's name `localhost` have the same: one server listens on
+/// both.
+fn tcp_name(address: SocketAddr) -> String {
+    let host = match address.ip().to_canonical() {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) | IpAddr::V6(Ipv6Addr::LOCALHOST) => "localhost".to_owned(),
+        host => host.to_string(),
+    };
+    format!("tcp-peer:{host}:{}", address.port())
 }
 
 fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
     match address {
-        Address::Unix(path) => UnixStream::connect(path).map(Socket::Unix),
+        Address::Unix(path) => connect::unix(path, limit.left()?, || {}).map(Socket::Unix),
         Address::Tcp(host, port) => {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in (host.as_str(), *port).to_socket_addrs()? {

@@ -7,10 +7,11 @@ use crate::job::{Job, Kind, Owner};
 use crate::options::{ExportFacts, StoreOptions};
 use crate::shared::Shared;
 use crate::tls::Tls;
-use crate::uri::NbdUri;
+use crate::uri::{NbdUri, encode};
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
+use inlock_frontend::connect::report_after;
 use inlock_frontend::nbd::protocol::{STATE_HOLE, STATE_ZERO, transmission_flag};
 use rustix::event::EventfdFlags;
 use std::io::IoSlice;
@@ -39,6 +40,7 @@ pub struct NbdStore {
     thread: Option<JoinHandle<()>>,
     facts: ExportFacts,
     read_only: bool,
+    server: Vec<String>,
     /// Serializes writes of parts of a server's blocks.
     edges: Mutex<()>,
 }
@@ -61,19 +63,24 @@ impl NbdStore {
         let (sender, receiver) = channel();
         let (dialed_uri, dialed_options) = (uri.clone(), options.clone());
         let unreachable = |source| OpenError::Unreachable { address: uri.address.to_string(), source };
-        // A name service, and a socket whose queue is full, may block for longer.
+        // A name service may block for longer.
         std::thread::Builder::new()
             .name("inlock-dial".to_owned())
             .spawn(move || sender.send(dial(&dialed_uri, &dialed_options, dialed_tls.as_ref())))
             .map_err(unreachable)?;
         let timed_out =
             || OpenError::TimedOut { address: uri.address.to_string(), seconds: options.connect_timeout.as_secs() };
-        // `dial` keeps the same limit, and says more.
-        let dialed = match receiver.recv_timeout(options.connect_timeout + Duration::from_millis(200)) {
-            Ok(dialed) => dialed?,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(timed_out()),
-        };
+        let first = report_after(options.connect_timeout);
+        let dialed = receiver.recv_timeout(first).or_else(|_| {
+            if let Some(notify) = options.notify {
+                notify(uri.as_str(), &format!("no answer yet; waiting for {} s", options.connect_timeout.as_secs()));
+            }
+            // `dial` keeps the same limit, and says more.
+            receiver.recv_timeout(options.connect_timeout.saturating_sub(first) + Duration::from_millis(200))
+        });
+        let dialed = dialed.map_err(|_| timed_out())??;
         let facts = dialed[0].facts;
+        let server = dialed[0].server.clone();
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let waker = waker.map_err(|error| unreachable(error.into()))?;
         let shared = Arc::new(Shared::new(uri.clone(), options.clone(), tls, waker));
@@ -82,7 +89,7 @@ impl NbdStore {
         let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());
         let thread = Some(thread.map_err(unreachable)?);
         let read_only = read_only || facts.is_read_only();
-        Ok(Self { shared, thread, facts, read_only, edges: Mutex::default() })
+        Ok(Self { shared, thread, facts, read_only, server, edges: Mutex::default() })
     }
 
     /// Returns the facts of the export.
@@ -93,6 +100,14 @@ impl NbdStore {
     /// Returns the URI of the export.
     pub fn uri(&self) -> &NbdUri {
         &self.shared.uri
+    }
+
+    /// Returns texts that identify the export under all names of its server, when it was opened: stores of one export
+    /// have one in common. Those of two exports differ, unless their server ignores the name.
+    pub fn aliases(&self) -> Vec<String> {
+        let export = encode(&self.uri().export);
+        let texts = self.server.iter().map(|server| format!("{server}/{export}"));
+        std::iter::once(self.uri().canonical()).chain(texts).collect()
     }
 
     /// Returns whether the server can put writes on stable storage.

@@ -249,7 +249,7 @@ fn boolean(parameter: &str, value: &str) -> Result<bool, UriError> {
 }
 
 /// Encodes all bytes that have a meaning in a URI, and those that cannot be shown.
-fn encode(bytes: &[u8]) -> String {
+pub(crate) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
         match byte {

@@ -227,6 +227,15 @@ impl Volume {
         }
     }
 
+    /// Returns the salt of the digest of the volume key: random bytes that only copies of the volume share. `None`: the
+    /// key has no digest of a known type.
+    pub fn key_salt(&self) -> Option<&[u8]> {
+        match self {
+            Self::Luks1(luks1) => Some(luks1.digest().1),
+            Self::Luks2(luks2) => luks2.key_salt(),
+        }
+    }
+
     /// Returns the label; LUKS1 has none.
     pub fn label(&self) -> Option<&str> {
         match self {

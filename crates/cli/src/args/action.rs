@@ -212,7 +212,8 @@ pub(crate) const UNLOCK: &[&str] = &[
     "volume-key-keyring",
 ];
 /// Devices that are not on this host.
-pub(crate) const REMOTE: &[&str] = &["connect-timeout", "reconnect-delay", "store-timeout", "steal-lock", "replay"];
+pub(crate) const REMOTE: &[&str] =
+    &["connect-timeout", "reconnect-delay", "store-timeout", "steal-lock", "replay", "allow-copy"];
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
@@ -228,8 +229,17 @@ pub(crate) const SEALED: &[&str] = &[
 /// Holes of the underlying device.
 pub(crate) const HOLES: &[&str] = &["holes"];
 /// A LUKS header.
-pub(crate) const HEADER: &[&str] =
-    &["policy", "type", "header", "disable-locks", "disable-blkid", "connect-timeout", "store-timeout", "steal-lock"];
+pub(crate) const HEADER: &[&str] = &[
+    "policy",
+    "type",
+    "header",
+    "disable-locks",
+    "disable-blkid",
+    "connect-timeout",
+    "store-timeout",
+    "steal-lock",
+    "allow-copy",
+];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",

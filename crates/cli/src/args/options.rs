@@ -275,13 +275,16 @@ pub(crate) struct Options {
     /// Memory for writes since the last flush, which are made again if the NBD server is lost (default: none)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub replay: Option<u64>,
+    /// Open a copy of a volume that is open, if an export cannot be told from the other's storage
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub allow_copy: bool,
     /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub steal_lock: bool,
     /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
     #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub holes: Option<String>,
-    /// Fail the requests that wait for an NBD server or a Ceph cluster; remove a volume that has clients
+    /// Fail the requests that wait for an NBD server or a Ceph cluster; remove or close a volume that has clients
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
     /// Disable locking of on-disk metadata

@@ -34,6 +34,8 @@ pub(crate) struct Invocation {
     pub disable_locks: bool,
     /// `--disable-blkid`
     pub disable_blkid: bool,
+    /// `--allow-copy`
+    pub allow_copy: bool,
     /// `--serialize-memory-hard-pbkdf`
     pub serialize_pbkdf: bool,
     /// For devices that are not on this host.
@@ -111,18 +113,19 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
     let disable_blkid = options.disable_blkid;
+    let allow_copy = options.allow_copy;
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
-        let action = name;
         Ok(Invocation {
             request,
-            action,
+            action: name,
             verbose,
             debug,
             disable_locks,
             disable_blkid,
+            allow_copy,
             serialize_pbkdf,
             remote_options,
         })

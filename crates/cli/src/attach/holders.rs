@@ -6,13 +6,15 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, OpenOptions};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+
+use crate::system::mounts::unescape;
 
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
@@ -124,26 +126,6 @@ pub(crate) fn source_mounted_on(dir: &Path) -> Option<PathBuf> {
         }
     }
     found
-}
-
-/// Decodes white space and backslashes, which the kernel writes as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..3).filter(|d| *first == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)));
-        match digits {
-            Some(d) => {
-                bytes.push(((d[0] - b'0') << 6).wrapping_add((d[1] - b'0') << 3).wrapping_add(d[2] - b'0'));
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 fn is_swap(real: &Path) -> bool {

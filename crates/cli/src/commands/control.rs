@@ -100,8 +100,8 @@ fn check_options(command: &Command, json: bool, force: bool, once: bool) -> anyh
     if once && !matches!(command, Command::Top { .. }) {
         return Err(CliError::usage("Option --once is allowed only with top."));
     }
-    if force && !matches!(command, Command::Remove(_)) {
-        return Err(CliError::usage("Option --force is allowed only with remove."));
+    if force && !matches!(command, Command::Remove(_) | Command::Close(_)) {
+        return Err(CliError::usage("Option --force is allowed only with remove and close."));
     }
     Ok(())
 }
@@ -148,7 +148,7 @@ fn run(socket: &Path, command: &Command, json: bool, force: bool) -> anyhow::Res
         Command::Top { once } => return top::run(Source::Server(socket), *once, json),
         Command::Status(volume) => return status(socket, volume, json),
         Command::Reload => (request("reload", None), None),
-        Command::Close(volume) => (request("close", Some(volume)), None),
+        Command::Close(volume) => (json!({"command": "close", "volume": volume, "force": force}), None),
         Command::Add(volume, keys) => (request("add", Some(volume)), Some(keys.read()?)),
         Command::Remove(volume) => (json!({"command": "remove", "volume": volume, "force": force}), None),
     };

@@ -4,8 +4,10 @@ use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use inlock_frontend::connect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Map, Value, json};
@@ -17,6 +19,7 @@ use super::metrics::Sample;
 use super::name::Name;
 use crate::error::{CliError, Status};
 use crate::system::socket;
+use crate::ui::print::warn;
 
 /// Timeout of a query, which needs no I/O.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,6 +50,13 @@ pub(crate) enum Found {
     Inactive,
 }
 
+/// Connects to the control socket of a process, and says so if that takes long.
+pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let limit = connect::TIME_LIMIT;
+    let waiting = || warn(format_args!("{} takes no client yet; waiting for {} s", path.display(), limit.as_secs()));
+    connect::unix(path, limit, waiting)
+}
+
 /// Whether a process that refuses or closes a connection exits: its lock goes last, after its socket.
 fn is_exiting(files: &Files) -> bool {
     let deadline = Instant::now() + EXIT_TIMEOUT;
@@ -75,7 +85,7 @@ impl Client {
             return Ok(gone(info));
         }
         let pid = info.map_or(0, |info| info.pid);
-        match socket::connect(&files.socket()) {
+        match connect(&files.socket()) {
             Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
             Err(_) if is_exiting(&files) => Ok(gone(files.info())),
             Err(_) => Err(CliError::Unreachable { name: files.name().to_string(), pid }.into()),

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use inlock_frontend::connect::is_listening;
 
 use crate::error::CliError;
 use crate::path_text;
@@ -50,8 +51,7 @@ impl Listener {
         let path = &std::path::absolute(path)?;
         let shown = path.display();
         if let Ok(found) = std::fs::symlink_metadata(path) {
-            let dead = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-            if !found.file_type().is_socket() || !socket::connect(path).is_err_and(dead) {
+            if !found.file_type().is_socket() || is_listening(path) {
                 return Err(CliError::AddressInUse { address: shown.to_string() }.into());
             }
         }

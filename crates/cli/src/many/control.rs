@@ -9,12 +9,12 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 
 use super::volumes::Volumes;
-use crate::control::client::{exchange, fields_of};
+use crate::control::client::{connect, exchange, fields_of};
 use crate::control::listener::Listener;
 use crate::control::served::{Reply, guarded};
 use crate::control::server::{ControlThread, Controlled, fields};
 use crate::error::{CliError, Status};
-use crate::system::{pipe, socket};
+use crate::system::pipe;
 
 /// Commands that may run at the same time, one for each client.
 const MAX_CHANGES: usize = 32;
@@ -57,7 +57,7 @@ impl Controlled for Volumes {
             let name = request["volume"].as_str().unwrap_or_default();
             let outcome = match command {
                 "reload" => self.reload()?,
-                "close" => self.close(name).map(|()| format!("{name} is closed"))?,
+                "close" => self.close(name, request["force"] == true).map(|()| format!("{name} is closed"))?,
                 "add" => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
                 "remove" => self.remove(name, request["force"] == true).map(|()| format!("{name} is removed"))?,
                 _ => return Err(CliError::usage(format!("The server does not know the command '{command}'."))),
@@ -93,7 +93,7 @@ pub(crate) fn call(path: &Path, request: &Value, keys: Option<&str>) -> anyhow::
         }
     };
     let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
-    let mut server = socket::connect(&std::path::absolute(path)?).map_err(unreachable)?;
+    let mut server = connect(&std::path::absolute(path)?).map_err(unreachable)?;
     let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(cannot)?;
     fields_of(&line, path.display())
 }

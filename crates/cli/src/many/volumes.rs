@@ -1,5 +1,7 @@
 //! The volumes of a server: opened when first used, closed when idle, changed when the file is loaded again.
 
+mod close_all;
+
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,6 +17,9 @@ use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::server::ServerOptions;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
 
+use close_all::close_all;
+
+use super::backoff::Backoff;
 use super::config::{self, Config, Opening, VolumeConfig, VolumeConfigs};
 use super::key_command;
 use crate::control::engine::EngineInfo;
@@ -31,8 +36,6 @@ use crate::volume::unlocked::LockedStores;
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the handshakes of the server.
 const MAX_WAITING: usize = 16;
-/// Volumes that are closed at the same time by a command, by loading the file, or when the server stops.
-const CLOSING_AT_ONCE: usize = 32;
 /// Threads that close idle volumes.
 const IDLE_CLOSERS: usize = 32;
 
@@ -96,6 +99,8 @@ pub(super) struct EntryState {
     close_failure: Option<String>,
     /// Some closing has failed since the server started.
     pub(super) has_closing_failed: bool,
+    /// Failures to open it. A command or a new configuration forgets them.
+    backoff: Backoff,
 }
 
 pub(super) enum Stage {
@@ -325,9 +330,18 @@ impl Volumes {
         close_all(&entries, IfOpening::Wait) && !self.closings.has_failed.load(Ordering::Acquire)
     }
 
-    /// Closes an idle or busy volume; the next client opens it again.
-    pub(crate) fn close(&self, name: &str) -> anyhow::Result<()> {
-        self.known(name)?.close(IfOpening::Wait)
+    /// Closes a volume; the next client opens it again. Refuses if it has clients, unless `force`.
+    pub(crate) fn close(&self, name: &str, force: bool) -> anyhow::Result<()> {
+        let entry = self.known(name)?;
+        let mut state = lock(&entry.state);
+        entry.check_unused(&state, force)?;
+        state.backoff = Backoff::default();
+        if matches!(state.stage, Stage::Open(_)) {
+            // Under the same lock, so that no client comes in between.
+            return entry.end(state);
+        }
+        drop(state);
+        entry.close(IfOpening::Wait)
     }
 
     /// Shows each volume to `look`.
@@ -368,21 +382,6 @@ enum IfOpening {
     Leave,
 }
 
-/// Closes volumes, several at a time: each may take as long as its clients have to receive their last replies. Returns
-/// whether all writes are on stable storage.
-fn close_all(entries: &[Arc<Entry>], opening: IfOpening) -> bool {
-    let mut is_flushed = true;
-    for some in entries.chunks(CLOSING_AT_ONCE) {
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = some.iter().map(|entry| scope.spawn(move || entry.close(opening).is_ok())).collect();
-            for thread in threads {
-                is_flushed &= thread.join().unwrap_or(false);
-            }
-        });
-    }
-    is_flushed
-}
-
 /// Effect of a new configuration on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -416,6 +415,7 @@ impl Entry {
             is_removed: false,
             close_failure: None,
             has_closing_failed: false,
+            backoff: Backoff::default(),
         };
         Arc::new(Self {
             name,
@@ -438,11 +438,13 @@ impl Entry {
             if state.is_removed {
                 return Err(Unavailable::Unknown);
             }
-            match &mut state.stage {
+            let EntryState { stage, backoff, .. } = &mut *state;
+            match stage {
                 Stage::Open(running) => {
                     running.idle_since = None;
                     return running.server.lease().ok_or(Unavailable::Refused);
                 }
+                Stage::Closed if backoff.is_waiting(Instant::now()) => return Err(Unavailable::Refused),
                 Stage::Closed => state = self.open(state, parking)?,
                 Stage::Opening | Stage::Closing => state = self.wait(state),
             }
@@ -459,9 +461,6 @@ impl Entry {
         let config = state.config.clone();
         drop(state);
         let opened = caught(|| Running::open(&self.name, &config, parking));
-        if let Err(error) = &opened {
-            log(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
-        }
         let mut state = lock(&self.state);
         let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
         let is_open = opened.is_ok();
@@ -469,14 +468,19 @@ impl Entry {
             Ok(running) => {
                 running.server.set_limits(state.config.limits);
                 state.stage = Stage::Open(Box::new(running));
-                state.close_failure = None;
+                (state.close_failure, state.backoff) = (None, Backoff::default());
                 if !is_wanted {
                     // A failure was reported.
                     let _ = self.end(state);
                     state = lock(&self.state);
                 }
             }
-            Err(_) => state.stage = Stage::Closed,
+            Err(error) => {
+                state.stage = Stage::Closed;
+                let wait = if is_wanted { state.backoff.fail(Instant::now()).as_secs() } else { 0 };
+                // Does not block.
+                log(format_args!("inlock: volume {}: {} (tried again after {wait} s)", self.name, message_of(&error)));
+            }
         }
         self.changed.notify_all();
         if is_open || !is_wanted { Ok(state) } else { Err(Unavailable::Refused) }
@@ -489,6 +493,7 @@ impl Entry {
             return Change::Removed;
         }
         state.is_added = false;
+        state.backoff = Backoff::default();
         if state.config == *config {
             return Change::None;
         }
@@ -508,6 +513,13 @@ impl Entry {
         if state.is_removed {
             return Err(unknown(&self.name));
         }
+        self.check_unused(&state, force)?;
+        state.is_removed = true;
+        Ok(())
+    }
+
+    /// Refuses if the volume has clients, unless `force`.
+    fn check_unused(&self, state: &EntryState, force: bool) -> anyhow::Result<()> {
         let clients = match &state.stage {
             Stage::Open(running) => running.server.clients(),
             Stage::Opening => self.waiting.load(Ordering::Acquire).max(1),
@@ -518,7 +530,6 @@ impl Entry {
             let hint = Some("disconnect them first, or use --force".to_owned());
             return Err(CliError::Remote(message, hint, Status::Busy).into());
         }
-        state.is_removed = true;
         Ok(())
     }
 

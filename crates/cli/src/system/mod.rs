@@ -3,6 +3,7 @@
 pub(crate) mod durable;
 pub(crate) mod helper_process;
 pub(crate) mod keyring;
+pub(crate) mod mounts;
 pub(crate) mod pipe;
 pub(crate) mod run_dir;
 pub(crate) mod signals;

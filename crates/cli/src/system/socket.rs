@@ -2,29 +2,25 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
+use inlock_frontend::connect;
 use rustix::cmsg_space;
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-
-/// Time to wait for a process with a full backlog.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Listens at `path`, which only its owner can use. Creates or replaces the path when clients can connect.
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     // Under a short name first: the path of a socket has at most 107 bytes.
     let new = dir.join(format!("~{}", std::process::id()));
-    let (short, _dir) = short_path(dir, &new)?;
+    let (short, _dir) = connect::short_path(dir, &new)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, socket_flags(), None)?;
     let _ = std::fs::remove_file(&new);
     rustix::net::bind(&socket, &SocketAddrUnix::new(&*short)?)?;
@@ -35,45 +31,6 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
         let _ = std::fs::remove_file(&new);
     }
     made.map(|()| socket.into())
-}
-
-/// Connects to a socket with a path of any length. Waits a few seconds if the backlog of the process is full.
-pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
-    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let (short, _dir) = short_path(dir, path)?;
-    if fits(&short) {
-        return connect_to(&short);
-    }
-    // The file name alone may be too long; the descriptor of the socket has a short path.
-    let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    connect_to(&name_of(&socket))
-}
-
-fn connect_to(path: &Path) -> io::Result<UnixStream> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
-    Ok(socket.into())
-}
-
-/// Returns `path`, or if it is too long for a socket, a path through a descriptor of its directory.
-fn short_path(dir: &Path, path: &Path) -> io::Result<(PathBuf, Option<OwnedFd>)> {
-    if fits(path) {
-        return Ok((path.to_owned(), None));
-    }
-    let dir = open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let short = name_of(&dir).join(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
-    Ok((short, Some(dir)))
-}
-
-/// Whether sockaddr_un has room for the path: 108 bytes with the terminating zero.
-fn fits(path: &Path) -> bool {
-    path.as_os_str().len() <= 107
-}
-
-fn name_of(fd: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
 fn socket_flags() -> SocketFlags {
@@ -149,7 +106,7 @@ mod tests {
             let path = deep.join(format!("{}.sock", "n".repeat(len)));
             let listener = listen(&path).unwrap();
             assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-            let client = connect(&path).unwrap();
+            let client = connect::unix(&path, connect::TIME_LIMIT, || {}).unwrap();
             listener.set_nonblocking(false).unwrap();
             let (server, _) = listener.accept().unwrap();
             send(&server, b"hello\n", None).unwrap();

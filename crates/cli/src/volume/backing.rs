@@ -1,12 +1,15 @@
-//! Backing files of block devices: a loop device, or a partition of one, is a range of a file.
+//! Files behind others: a loop device, or a partition of one, is a range of a file, and a name on overlayfs is a file of
+//! a layer.
 
 use std::ffi::OsString;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::device;
+use crate::system::mounts::file_of_layer;
 use crate::values::Range;
 
 /// Greatest depth of loop devices on loop devices.
@@ -16,7 +19,7 @@ const DEPTH_MAX: usize = 8;
 pub(crate) const ALL: Range = Range { offset: 0, len: None };
 
 /// Returns the part `inner` of a range. A part beyond its end is empty, and returned with one byte.
-fn part(outer: Range, inner: Range) -> Range {
+pub(super) fn part(outer: Range, inner: Range) -> Range {
     let room = outer.len.map(|len| len.saturating_sub(inner.offset).max(1));
     let len = match (room, inner.len) {
         (None, len) | (len, None) => len,
@@ -40,17 +43,25 @@ pub(crate) struct BackingRange {
     pub range: Range,
 }
 
-/// Returns the backing files of a device, the nearest first; a regular file has none. Ends at the first file that this
-/// process's mount namespace does not have.
-pub(crate) fn ranges_of(device: &Metadata) -> Vec<BackingRange> {
+/// Returns the backing files of an open file or device, the nearest first: those of loop devices, and of a file on
+/// overlayfs that of its layer. Ends at the first file that this process's mount namespace does not have.
+pub(crate) fn ranges_of(file: &File) -> Vec<BackingRange> {
+    ranges_behind(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))
+}
+
+fn ranges_behind(path: &Path) -> Vec<BackingRange> {
     let mut found: Vec<BackingRange> = Vec::new();
-    let (mut metadata, mut range) = (device.clone(), ALL);
-    while metadata.file_type().is_block_device() && found.len() < DEPTH_MAX {
-        let Some((path, inner)) = backing_file(metadata.rdev()) else { break };
-        let Ok(next) = fs::metadata(&path) else { break };
-        metadata = next;
-        range = part(inner, range);
-        found.push(BackingRange { path, identity: device::identity(&metadata), range });
+    let (mut path, mut range) = (path.to_owned(), ALL);
+    while found.len() < DEPTH_MAX {
+        let Ok(metadata) = fs::metadata(&path) else { break };
+        let next = match metadata.file_type().is_block_device() {
+            true => backing_file(metadata.rdev()),
+            false => file_of_layer(&path).map(|path| (path, ALL)),
+        };
+        let Some((next, inner)) = next else { break };
+        let Ok(metadata) = fs::metadata(&next) else { break };
+        (path, range) = (next, part(inner, range));
+        found.push(BackingRange { path: path.clone(), identity: device::identity(&metadata), range });
     }
     found
 }
@@ -74,7 +85,7 @@ pub(crate) fn distance(one: &Path, other: &Path) -> Option<i128> {
     let ranges = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
         let own = BackingRange { path: path.to_owned(), identity: device::identity(&metadata), range: ALL };
-        Some(std::iter::once(own).chain(ranges_of(&metadata)).collect::<Vec<_>>())
+        Some(std::iter::once(own).chain(ranges_behind(path)).collect::<Vec<_>>())
     };
     let (one, other) = (ranges(one)?, ranges(other)?);
     let same = |a: &BackingRange, b: &BackingRange| a.identity == b.identity && ranges_overlap(a.range, b.range);

@@ -100,6 +100,14 @@ impl Device {
         }
     }
 
+    /// Returns [`Device::identity`], and identities that it has under other names.
+    pub(crate) fn identities(&self) -> Vec<String> {
+        match &self.medium {
+            Medium::Local(_, metadata) => vec![identity(metadata)],
+            Medium::Remote(remote) => remote.identities(),
+        }
+    }
+
     /// Returns major and minor number of a block device.
     pub(crate) fn device_number(&self) -> (u32, u32) {
         let number = self.metadata().map_or(0, MetadataExt::rdev);

@@ -51,7 +51,8 @@ impl IntegrityDevices {
             if data.identity() == metadata.identity() {
                 return Err(CliError::usage("The data device names the device itself."));
             }
-            locks.push(lock::whole_device(data, mode)?);
+            // What it starts with is content of the volume.
+            locks.push(lock::storage(data, mode)?);
         }
         Ok(Self { metadata, data, locks })
     }

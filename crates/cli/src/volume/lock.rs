@@ -4,9 +4,11 @@
 //! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does; for a loop device also on its file. A device is locked
 //! while a volume is served or copied, for one writer or any number of readers: on the image itself ([`range`]),
 //! through loop devices too ([`backing`]), and in a lock file named after the device's identity (docs/decisions/0003
-//! and 0022).
+//! and 0022). Exports have names that do not show whether they mean the same storage, so the volume on them is locked,
+//! too (docs/decisions/0082).
 
 mod range;
+mod volume;
 
 use std::borrow::Cow;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -27,14 +29,20 @@ use super::device::{self, Device};
 use crate::error::CliError;
 use crate::system::run_dir;
 use crate::ui::print::print_debug;
+use crate::values::Range;
 pub(crate) use range::Mode;
-use range::{Attempt, RangeLock};
+use range::{Attempt, Bytes, RangeLock};
+use volume::VolumeLock;
+pub(crate) use volume::VolumeName;
 
 /// Time to wait for another program's lock on a header. It may be deriving the key of a new keyslot.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `--disable-locks`
 static HEADER_LOCKS_DISABLED: AtomicBool = AtomicBool::new(false);
+
+/// `--allow-copy`
+static COPIES_ALLOWED: AtomicBool = AtomicBool::new(false);
 
 /// `--serialize-memory-hard-pbkdf`
 static PBKDF_SERIALIZED: AtomicBool = AtomicBool::new(false);
@@ -61,8 +69,15 @@ pub(crate) struct Lock {
     held: Option<File>,
     /// Lock file, which the last holder removes.
     own_file: Option<PathBuf>,
-    /// Another lock file for the same device, in another directory.
-    others: Option<Box<Lock>>,
+    /// Other lock files for the same device: in other directories, or under other names.
+    others: Vec<Lock>,
+}
+
+impl Lock {
+    /// Returns the lock that excludes nothing.
+    fn none() -> Self {
+        Self { held: None, own_file: None, others: Vec::new() }
+    }
 }
 
 impl Drop for Lock {
@@ -84,36 +99,45 @@ pub(crate) fn disable_header_locks() {
     HEADER_LOCKS_DISABLED.store(true, Ordering::Relaxed);
 }
 
+/// Lets this process open copies of volumes that are open, on storage that cannot be told from theirs.
+pub(crate) fn allow_copies() {
+    COPIES_ALLOWED.store(true, Ordering::Relaxed);
+}
+
 /// Locks the header on `device` against cryptsetup and others, waiting briefly.
 pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     if HEADER_LOCKS_DISABLED.load(Ordering::Relaxed) {
-        return Ok(Lock { held: None, own_file: None, others: None });
+        return Ok(Lock::none());
     }
     let kind = if mode == Mode::Exclusive { "write" } else { "read" };
     print_debug(format_args!("Acquiring {kind} lock for the header on {}.", device.path.display()));
     let locked = || CliError::HeaderLocked { path: device.path.clone() };
     if device.file().is_none() {
         // Known to the processes of this host alone.
-        let name = format!("{}.header", device.identity());
-        return take_everywhere(&lock_dirs(), &name, mode, HEADER_TIMEOUT)?.ok_or_else(|| locked().into());
+        let mut all = Lock::none();
+        for identity in device.identities() {
+            let lock = take_everywhere(&lock_dirs(), &format!("{identity}.header"), mode, HEADER_TIMEOUT)?;
+            all.others.push(lock.ok_or_else(locked)?);
+        }
+        return Ok(all);
     }
     if !device.is_block() {
         let file = device.share()?;
         let is_taken = take(&file, mode, HEADER_TIMEOUT);
         let is_taken = is_taken.with_context(|| format!("cannot lock {}", device.path.display()))?;
         is_taken.then_some(()).ok_or_else(locked)?;
-        return Ok(Lock { held: Some(file), own_file: None, others: None });
+        return Ok(Lock { held: Some(file), own_file: None, others: Vec::new() });
     }
     let (major, minor) = device.device_number();
     let dir = Path::new(CRYPTSETUP_LOCKS);
     // A process without permission for the directory cannot run cryptsetup on the device either.
     let own = take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, HEADER_TIMEOUT)?.ok_or_else(locked)?;
     // Those who name the file of a loop device lock the file.
-    let backing = device.metadata().map(backing::ranges_of).unwrap_or_default();
+    let backing = device.file().map(backing::ranges_of).unwrap_or_default();
     backing.iter().filter(|file| file.range.offset == 0).try_fold(own, |own, file| {
         let Some(file) = open_backing(file, mode) else { return Ok(own) };
         take(&file, mode, HEADER_TIMEOUT)?.then_some(()).ok_or_else(locked)?;
-        Ok(Lock { held: Some(file), own_file: None, others: Some(Box::new(own)) })
+        Ok(Lock { held: Some(file), own_file: None, others: vec![own] })
     })
 }
 
@@ -142,46 +166,106 @@ pub(crate) fn memory_hard_pbkdf() -> anyhow::Result<Option<Lock>> {
 /// Locks on a device, held until dropped.
 #[derive(Debug)]
 pub(crate) struct DeviceLock {
-    _names: Vec<Lock>,
+    // Before the lock files that some of them are on.
     _ranges: Vec<RangeLock>,
+    _names: Vec<Lock>,
+    _volume: Vec<VolumeLock>,
 }
 
-/// Locks the device, exclusively to write or shared with other readers. For an exclusive lock the device is open for
-/// writing.
+fn in_use(device: &Device) -> CliError {
+    let hint = "run `inlock list` to see the volumes that use it, and `inlock close NAME`; a process without a \
+                name is not listed";
+    CliError::InUse { path: device.path.clone(), hint }
+}
+
+/// Locks the device, exclusively to write or shared with other readers, and the volume that its first bytes tell. For an
+/// exclusive lock the device is open for writing.
 pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
-    let in_use = || {
-        let hint = "run `inlock list` to see the volumes that use it, and `inlock close NAME`; a process without a \
-                    name is not listed";
-        CliError::InUse { path: device.path.clone(), hint }
+    let lock = storage(device, mode)?;
+    let volume = volume::name_on(device)?.map(|name| self::volume(device, &name, mode)).transpose()?;
+    Ok(DeviceLock { _volume: volume.map(|lock| lock._volume).unwrap_or_default(), ..lock })
+}
+
+/// Locks a volume against others that may be on the same storage, under names that do not show it.
+pub(crate) fn volume(device: &Device, name: &VolumeName, mode: Mode) -> anyhow::Result<DeviceLock> {
+    let volume = match volume::take(&lock_dirs(), name, volume::Party::of(device, mode))? {
+        Some(locks) => locks,
+        None if COPIES_ALLOWED.load(Ordering::Relaxed) => Vec::new(),
+        None => return Err(CliError::OpenElsewhere { path: device.path.clone(), volume: name.to_string() }.into()),
     };
-    let backing = device.metadata().map(backing::ranges_of).unwrap_or_default();
-    let mut names = vec![device.identity()];
-    // A name locks a whole file, so a part of a file has no other name.
-    names.extend(backing.iter().take_while(|file| file.range == backing::ALL).map(|file| file.identity.clone()));
+    Ok(DeviceLock { _ranges: Vec::new(), _names: Vec::new(), _volume: volume })
+}
+
+/// Locks the bytes of the device under all of its names, whatever they are: as [`whole_device`], without the volume.
+pub(crate) fn storage(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
     let dirs = lock_dirs();
-    let mut held = Vec::with_capacity(names.len());
-    for name in &names {
-        held.push(take_everywhere(&dirs, name, mode, EXIT_TIMEOUT)?.ok_or_else(in_use)?);
+    let mut names = Vec::new();
+    for name in names_of(device) {
+        names.push(take_everywhere(&dirs, &name, mode, EXIT_TIMEOUT)?.ok_or_else(|| in_use(device))?);
     }
-    let cannot_lock = || format!("cannot lock {}", device.path.display());
-    // A server locks nothing; the name does, among the processes of this host.
-    let own = device.file().map(|file| own_description(file, mode)).transpose().with_context(cannot_lock)?;
-    let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, file.range)));
-    let mut ranges = Vec::new();
-    for (file, range) in own.map(|own| (own, backing::ALL)).into_iter().chain(backing) {
-        match range::take(file, range, mode, EXIT_TIMEOUT).with_context(cannot_lock)? {
-            Attempt::Taken(lock) => ranges.push(lock),
-            Attempt::Busy => return Err(in_use().into()),
-            Attempt::Unsupported => {}
-        }
-    }
-    if mode == Mode::Exclusive && ranges.is_empty() && held.iter().all(|lock| lock.held.is_none()) {
+    let files = files_of(device, backing::ALL, mode)?;
+    let files = files.into_iter().map(|(file, range)| (file, Bytes::of_image(range))).collect();
+    let ranges = take_ranges(device, files, mode)?.ok_or_else(|| in_use(device))?;
+    if mode == Mode::Exclusive && ranges.is_empty() && names.iter().all(|lock| lock.held.is_none()) {
         return Err(CliError::refused(
             "The image cannot be locked against other writers, and there is no directory for a lock file.",
             "set XDG_RUNTIME_DIR to a directory of your own",
         ));
     }
-    Ok(DeviceLock { _names: held, _ranges: ranges })
+    Ok(DeviceLock { _ranges: ranges, _names: names, _volume: Vec::new() })
+}
+
+/// Locks a part of a device that other volumes share (`--shared`), against those that overlap it.
+pub(crate) fn part(device: &Device, part: Range, mode: Mode) -> anyhow::Result<DeviceLock> {
+    let (dirs, mut names) = (lock_dirs(), Vec::new());
+    let mut files = files_of(device, part, mode)?;
+    for name in names_of(device) {
+        // For storage whose own bytes cannot be locked.
+        let lock = take_everywhere(&dirs, &name, Mode::Shared, EXIT_TIMEOUT)?.ok_or_else(|| in_use(device))?;
+        for file in std::iter::once(&lock).chain(&lock.others).filter_map(|lock| lock.held.as_ref()) {
+            files.push((file.try_clone().with_context(cannot_lock(device))?, part));
+        }
+        names.push(lock);
+    }
+    let files = files.into_iter().map(|(file, range)| (file, Bytes::of_parts(range))).collect();
+    let overlaps = || CliError::Overlaps { path: device.path.clone() };
+    let ranges = take_ranges(device, files, mode)?.ok_or_else(overlaps)?;
+    Ok(DeviceLock { _ranges: ranges, _names: names, _volume: Vec::new() })
+}
+
+/// Locks bytes of files. `None`: another process holds some of them.
+fn take_ranges(device: &Device, files: Vec<(File, Bytes)>, mode: Mode) -> anyhow::Result<Option<Vec<RangeLock>>> {
+    let mut ranges = Vec::new();
+    for (file, bytes) in files {
+        match range::take(file, bytes, mode, EXIT_TIMEOUT).with_context(cannot_lock(device))? {
+            Attempt::Taken(lock) => ranges.push(lock),
+            Attempt::Busy => return Ok(None),
+            Attempt::Unsupported => {}
+        }
+    }
+    Ok(Some(ranges))
+}
+
+fn cannot_lock(device: &Device) -> impl Fn() -> String {
+    || format!("cannot lock {}", device.path.display())
+}
+
+/// Returns the names under which the processes of this host lock all of the device.
+fn names_of(device: &Device) -> Vec<String> {
+    let mut names = device.identities();
+    let backing = device.file().map(backing::ranges_of).unwrap_or_default();
+    // A name locks a whole file, so a part of a file has no other name.
+    names.extend(backing.into_iter().take_while(|file| file.range == backing::ALL).map(|file| file.identity));
+    names
+}
+
+/// Opens the files in which a part of the device is, each with its range there. A server has none: the names lock it.
+fn files_of(device: &Device, part: Range, mode: Mode) -> anyhow::Result<Vec<(File, Range)>> {
+    let Some(file) = device.file() else { return Ok(Vec::new()) };
+    let own = own_description(file, mode).with_context(cannot_lock(device))?;
+    let backing = backing::ranges_of(file);
+    let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, backing::part(file.range, part))));
+    Ok(std::iter::once((own, part)).chain(backing).collect())
 }
 
 /// Opens the device again for its lock: the kernel may keep the description that a ring has open for a while after the
@@ -214,13 +298,13 @@ fn open_backing(backing: &BackingRange, mode: Mode) -> Option<File> {
 
 /// Takes the lock of this name in each directory. `None`: another process holds one of them.
 fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode, timeout: Duration) -> anyhow::Result<Option<Lock>> {
-    let mut all = Lock { held: None, own_file: None, others: None };
+    let mut all = Lock::none();
     for dir in dirs {
-        let Some(mut taken) = take_file(dir, &dir.join(&*file_name(name)), mode, timeout)? else { return Ok(None) };
+        let Some(taken) = take_file(dir, &dir.join(&*file_name(name)), mode, timeout)? else { return Ok(None) };
         // A lock without a file adds nothing.
         if taken.held.is_some() {
-            taken.others = all.held.is_some().then(|| Box::new(all));
-            all = taken;
+            let others = std::mem::replace(&mut all, taken);
+            all.others.extend(others.held.is_some().then_some(others));
         }
     }
     Ok(Some(all))
@@ -244,7 +328,7 @@ fn take_file(dir: &Path, path: &Path, mode: Mode, timeout: Duration) -> anyhow::
     let deadline = Instant::now() + timeout;
     loop {
         let Some(file) = open_lock_file(dir, path)? else {
-            return Ok(Some(Lock { held: None, own_file: None, others: None }));
+            return Ok(Some(Lock::none()));
         };
         let timeout = deadline.saturating_duration_since(Instant::now());
         if !take(&file, mode, timeout).with_context(|| format!("cannot lock {}", path.display()))? {
@@ -252,7 +336,7 @@ fn take_file(dir: &Path, path: &Path, mode: Mode, timeout: Duration) -> anyhow::
         }
         // The last holder removes the file; a lock on a removed file excludes no process.
         if same_file(&file, path) {
-            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()), others: None }));
+            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()), others: Vec::new() }));
         }
     }
 }

@@ -20,7 +20,7 @@ use super::integrity_args::IntegrityArgs;
 use super::integrity_table;
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
-use super::lock::{self, DeviceLock, Mode};
+use super::lock::{self, DeviceLock, Mode, VolumeName};
 use super::remote;
 use super::removed_integrity;
 use super::secret::{self, Ask};
@@ -32,6 +32,7 @@ use super::verity_table::VerityStack;
 use super::zones;
 use crate::error::{CliError, against_policy, may_be_plain};
 use crate::ui::print::warn;
+use crate::values::Range;
 
 /// Another process that asks the user for the key.
 pub(crate) trait KeyProvider {
@@ -86,7 +87,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
         // Before a passphrase is asked for.
         holes::check(&data)?;
     }
-    let mut locks = vec![lock::whole_device(&data, mode)?];
+    let mut locks = vec![lock::storage(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);
     // As the header has them.
     let mut cipher_names = Vec::new();
@@ -101,6 +102,9 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
             let mut segments = plain.segments(data.len).map_err(|error| unfit_plain(error, &data.path))?;
             args.policy.check_segments(&segments).map_err(against_policy(named(&data)))?;
             args.policy.check_key_len(plain.key_len).map_err(against_policy(named(&data)))?;
+            if args.shared {
+                locks.push(lock_part(&data, &segments, writing)?);
+            }
             zones::check(&data, &segments, "align --offset, --size and --sector-size with the zones")?;
             check_no_journal(args, &data)?;
             let key = match keys {
@@ -136,6 +140,15 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
     info.flags.add(&info.own_flags);
     forbid_discards(&contents, &mut info);
     Ok(UnlockedVolume::new(vec![data], info, contents, locks))
+}
+
+/// Locks the part of a device that a volume has, against other volumes that share the device.
+fn lock_part(data: &Device, segments: &[Segment], writing: bool) -> anyhow::Result<DeviceLock> {
+    let bytes = |sectors: u64| sectors.saturating_mul(512);
+    let ends = segments.iter().map(|segment| segment.sectors.map(|len| segment.data_offset.0.saturating_add(len)));
+    let end = ends.map(|end| end.map_or(u64::MAX, bytes)).max().unwrap_or(u64::MAX);
+    let offset = segments.iter().map(|segment| bytes(segment.data_offset.0)).min().unwrap_or(0);
+    lock::part(data, Range { offset, len: Some(end.saturating_sub(offset)) }, modes(writing, false).1)
 }
 
 /// A volume whose blocks an AEAD seals has no discards.
@@ -189,9 +202,10 @@ fn unlock_luks(
     let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
     if detached && !backing::overlap(&device.path, &data.path) {
         // Prevents replacing the header. The lock of the data device includes a header on it.
-        locks.push(lock::whole_device(&device, Mode::Shared)?);
+        locks.push(lock::storage(&device, Mode::Shared)?);
     }
     let header = Header::load_from(device, luks, false).map_err(may_be_plain)?;
+    locks.push(lock::volume(data, &VolumeName::of(&header.volume), modes(writing, false).1)?);
     header.check(&args.policy)?;
     check_place(&header, location, data)?;
     zones::check_volume(&header.volume, data, !detached && writing)?;

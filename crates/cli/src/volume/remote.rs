@@ -90,6 +90,14 @@ impl Remote {
         }
     }
 
+    /// Returns [`Remote::identity`], and identities that the device has under other names.
+    pub(crate) fn identities(&self) -> Vec<String> {
+        match self {
+            Self::Nbd(store) => store.aliases().iter().map(|alias| file_name('n', alias)).collect(),
+            Self::Rbd(_) => vec![self.identity()],
+        }
+    }
+
     /// Whether requests of so many bytes, from this offset on, are made of whole blocks of the server.
     pub(crate) fn is_fitting(&self, unit: u64, offset: Option<u64>) -> bool {
         let block = self.min_block();
@@ -202,7 +210,7 @@ fn identity(uri: &NbdUri) -> String {
 }
 
 /// Returns a text in the characters of a file name, behind a letter. Two texts never give the same.
-fn file_name(kind: char, text: &str) -> String {
+pub(super) fn file_name(kind: char, text: &str) -> String {
     let mut name = String::from(kind);
     for byte in text.bytes() {
         match byte {

@@ -124,6 +124,9 @@ impl Devices {
         let (open_mode, mode) =
             if writing { (OpenMode::Write, Mode::Exclusive) } else { (OpenMode::Read, Mode::Shared) };
         let mut found = Self { devices: Vec::new(), of_line: Vec::new(), locks: Vec::new() };
+        // Another process may open the volume that a table without keys only passes on.
+        let has_keys = table.lines().iter().any(|line| matches!(line.target, Target::Crypt(_)));
+        let take = if has_keys { lock::whole_device } else { lock::storage };
         let mut named: Vec<(&str, usize)> = Vec::new();
         for name in table.devices() {
             let device = open_device(name, open_mode)?.with_zones()?;
@@ -132,7 +135,7 @@ impl Devices {
             let index = match known {
                 Some(index) => index,
                 None => {
-                    found.locks.push(lock::whole_device(&device, mode)?);
+                    found.locks.push(take(&device, mode)?);
                     found.devices.push(device);
                     found.devices.len() - 1
                 }

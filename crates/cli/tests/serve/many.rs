@@ -149,7 +149,7 @@ fn ciphertext_is_that_of_the_volumes_key() {
     client.write(0, &noise(65536)).unwrap();
     client.flush().unwrap();
     // Closed, the volume can be opened by another process.
-    many.control(&["close", "v"]);
+    many.control(&["close", "v", "--force"]);
     assert!(client.read(0, 512).is_err(), "a client of a closed volume is connected");
     let words = ["export", &image, "-", "--type", "plain", "-d", &key, "--range", "0:65536"];
     assert!(call(words).works().out == noise(65536));

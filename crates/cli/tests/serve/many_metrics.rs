@@ -87,7 +87,7 @@ fn scraper_gets_metrics_of_each_volume() {
     assert_eq!(of("inlock_throttled_seconds_total", "a", ""), 0.0);
     assert!(of("inlock_throttled_seconds_total", "b", "") > 0.0, "{open:?}");
     assert_eq!(open.keys().filter(|name| name.contains("q\\\"x")).count(), 4);
-    many.control(&["close", "a"]);
+    many.control(&["close", "a", "--force"]);
     assert_eq!(scrape(&many).keys().filter(|name| name.contains("volume=\"a\"")).count(), 4);
     count("many_samples_of_open_volumes", open.len());
     drop((first, second));

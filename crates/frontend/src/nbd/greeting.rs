@@ -18,6 +18,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Exports that may fail to open during a handshake; after that none is opened for it. Each failure may have cost a key
+/// derivation.
+const MAX_FAILURES: usize = 2;
+
 /// The handshake of one client.
 pub(super) struct Greeting {
     link: Link,
@@ -27,6 +31,8 @@ pub(super) struct Greeting {
     tls: Option<Arc<TlsServer>>,
     /// The export that the client named last.
     lease: Option<(String, Lease)>,
+    /// Exports that could not be opened for it.
+    failures: usize,
     /// The export for which it negotiated metadata contexts.
     contexts_of: Option<String>,
 }
@@ -36,7 +42,7 @@ impl Greeting {
         // The worker sees another socket if this one goes over to TLS.
         mux::configure(&socket);
         let link = Link::new(socket, None);
-        Self { link, deadline: Instant::now() + limit, stop, tls, lease: None, contexts_of: None }
+        Self { link, deadline: Instant::now() + limit, stop, tls, lease: None, failures: 0, contexts_of: None }
     }
 
     /// Carries out the handshake, and gives the client to a worker. With TLS, returns what has to run afterwards.
@@ -132,10 +138,14 @@ impl Greeting {
         let found = std::str::from_utf8(name).map_err(|_| Unavailable::Unknown).and_then(|name| {
             if self.lease.as_ref().is_none_or(|(known, _)| known != name) {
                 self.lease = None;
+                if self.failures >= MAX_FAILURES {
+                    return Err(Unavailable::Refused);
+                }
                 let began = Instant::now();
                 let opened = catalog.open(name);
                 // The client is not to blame for the time that opening takes.
                 self.deadline += began.elapsed();
+                self.failures += usize::from(matches!(opened, Err(Unavailable::Refused)));
                 self.lease = Some((name.to_owned(), opened?));
             }
             Ok(name.to_owned())

@@ -7,6 +7,7 @@
 use super::handshake::{OptionReply, option_bytes, parse_export};
 use super::netlink::{self, Attributes, Socket};
 use super::protocol::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, option, option_reply};
+use crate::connect;
 use rustix::io::Errno;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -232,7 +233,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> KernelNbdError {
 /// flags of the export.
 fn handshake(socket: &Path, name: &str) -> io::Result<(UnixStream, (u64, u16))> {
     let broken = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    let mut stream = UnixStream::connect(socket)?;
+    let mut stream = connect::unix(socket, HANDSHAKE_TIMEOUT, || {})?;
     stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
     stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
     let greeting: [u8; 18] = receive(&mut stream)?;

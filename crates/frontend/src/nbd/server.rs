@@ -7,6 +7,7 @@ use super::relay::Relays;
 
 pub use super::mux::Limits;
 use super::protocol::{Export, transmission_flag};
+use crate::connect;
 use inlock_engine::OffloadError;
 use inlock_engine::ring::{BusyPoll, Ring};
 use inlock_engine::store::file::IoMode;
@@ -18,7 +19,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -416,12 +417,10 @@ fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
     if !found.file_type().is_socket() {
         return Err(ServerError::NotASocket(path.to_owned()));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|source| ServerError::Listen { listen: listen.clone(), source })
-        }
-        _ => Err(ServerError::InUse(listen.clone())),
+    if connect::is_listening(path) {
+        return Err(ServerError::InUse(listen.clone()));
     }
+    std::fs::remove_file(path).map_err(|source| ServerError::Listen { listen: listen.clone(), source })
 }
 
 /// A thread that accepts clients. It ends when this is dropped.
@@ -491,6 +490,7 @@ mod tests {
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
     use std::io::Read;
+    use std::os::unix::net::UnixStream;
 
     /// The numbers are those of the section "Transmission flags" of the protocol.
     #[test]

@@ -159,6 +159,15 @@ impl Luks2 {
         live.map(name).collect()
     }
 
+    /// Returns the salt of the digest of a segment's key.
+    pub(crate) fn key_salt(&self) -> Option<&[u8]> {
+        let mut bound = self.metadata.digests.values().filter(|digest| !digest.segments.is_empty());
+        bound.find_map(|digest| match &digest.kind {
+            metadata::DigestKind::Pbkdf2 { salt, .. } => Some(&salt[..]),
+            metadata::DigestKind::Other(_) => None,
+        })
+    }
+
     /// Returns the length of the volume key in bytes. `None`: no keyslot is left that says it.
     pub fn volume_key_len(&self) -> Option<usize> {
         let bound = self.metadata.digests.values().find(|digest| !digest.segments.is_empty())?;

@@ -69,6 +69,7 @@ const FORMAT: &[&str] = &[
     "connect-timeout",
     "store-timeout",
     "steal-lock",
+    "allow-copy",
     "uuid",
     "label",
     "subsystem",

@@ -23,7 +23,7 @@ fn memory_of_a_closed_volume_is_given_back_although_another_one_was_opened() {
     let open = |name: &str| drop(volumes.open(name).map_err(|_| ()).unwrap());
     open("a");
     assert!(!volumes.has_freed_memory(), "nothing was closed");
-    volumes.close("a").unwrap();
+    volumes.close("a", false).unwrap();
     open("b");
     assert!(volumes.has_freed_memory());
     assert!(!volumes.has_freed_memory(), "it looks for nothing every second");

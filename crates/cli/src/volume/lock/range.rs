@@ -1,7 +1,7 @@
 //! Locks on an image itself, which the processes of all users see: an open file description lock for a range of it.
 //!
-//! Byte `n` is locked at `BASE + n`, beyond any byte that a file can have, since other programs lock bytes at the start
-//! of images for their own purposes. The kernel releases a lock with the last descriptor of the description.
+//! Byte `n` of an image is locked at `IMAGE + n`, beyond any byte that a file can have, since other programs lock bytes at
+//! the start of images for their own purposes; and at `PARTS + n` among volumes that share an image. The kernel releases a lock with the last descriptor of the description.
 
 use std::fs::File;
 use std::thread;
@@ -14,7 +14,10 @@ use nix::libc;
 use crate::values::Range;
 
 /// Half of the largest offset: no file system has files of this length.
-const BASE: u64 = 1 << 62;
+const IMAGE: u64 = 1 << 62;
+
+/// A quarter of the largest offset. What is locked from there on ends before `IMAGE`.
+const PARTS: u64 = 1 << 61;
 
 /// Sharing of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +28,32 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
+/// Bytes that are locked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bytes {
+    start: u64,
+    len: Option<u64>,
+}
+
+impl Bytes {
+    /// Returns a range of an image.
+    pub(super) fn of_image(range: Range) -> Self {
+        Self { start: IMAGE.saturating_add(range.offset), len: range.len }
+    }
+
+    /// Returns a range among the parts of an image that volumes share.
+    pub(super) fn of_parts(range: Range) -> Self {
+        let start = PARTS.saturating_add(range.offset).min(IMAGE - 1);
+        let room = IMAGE - start;
+        Self { start, len: Some(range.len.map_or(room, |len| len.min(room))) }
+    }
+}
+
 /// A lock, held until dropped.
 #[derive(Debug)]
 pub(super) struct RangeLock {
     file: File,
-    range: Range,
+    bytes: Bytes,
 }
 
 /// Result of an attempt.
@@ -42,17 +66,26 @@ pub(super) enum Attempt {
     Unsupported,
 }
 
-/// Locks a range of `file`, which is open for writing if the lock is exclusive. Retries for `timeout`.
-pub(super) fn take(file: File, range: Range, mode: Mode, timeout: Duration) -> anyhow::Result<Attempt> {
-    let kind = match mode {
+fn kind_of(mode: Mode) -> i32 {
+    match mode {
         Mode::Shared => libc::F_RDLCK,
         Mode::Exclusive => libc::F_WRLCK,
-    };
-    let Some(lock) = describe(kind, range) else { return Ok(Attempt::Unsupported) };
+    }
+}
+
+/// Whether no other process holds a conflicting lock. Without locks there is no conflict.
+pub(super) fn is_free(file: &File, bytes: Bytes, mode: Mode) -> bool {
+    let Some(mut lock) = describe(kind_of(mode), bytes) else { return true };
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)).is_err() || i32::from(lock.l_type) == libc::F_UNLCK
+}
+
+/// Locks bytes of `file`, which is open for writing if the lock is exclusive. Retries for `timeout`.
+pub(super) fn take(file: File, bytes: Bytes, mode: Mode, timeout: Duration) -> anyhow::Result<Attempt> {
+    let Some(lock) = describe(kind_of(mode), bytes) else { return Ok(Attempt::Unsupported) };
     let deadline = Instant::now() + timeout;
     loop {
         match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)) {
-            Ok(_) => return Ok(Attempt::Taken(RangeLock { file, range })),
+            Ok(_) => return Ok(Attempt::Taken(RangeLock { file, bytes })),
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() >= deadline => return Ok(Attempt::Busy),
             Err(Errno::EAGAIN | Errno::EACCES) => thread::sleep(Duration::from_millis(20)),
@@ -65,10 +98,10 @@ pub(super) fn take(file: File, range: Range, mode: Mode, timeout: Duration) -> a
 }
 
 /// Describes a lock. `None`: the offsets of this system are too short.
-fn describe(kind: i32, range: Range) -> Option<libc::flock> {
-    let start = BASE.checked_add(range.offset)?;
+fn describe(kind: i32, bytes: Bytes) -> Option<libc::flock> {
+    let start = bytes.start;
     // 0 means to the end of the file; a length beyond the last offset would be refused.
-    let len = range.len.filter(|len| *len < BASE.saturating_sub(range.offset)).unwrap_or(0);
+    let len = bytes.len.filter(|len| *len < (2 * IMAGE).saturating_sub(start)).unwrap_or(0);
     Some(libc::flock {
         l_type: kind.try_into().ok()?,
         l_whence: libc::SEEK_SET.try_into().ok()?,
@@ -81,7 +114,7 @@ fn describe(kind: i32, range: Range) -> Option<libc::flock> {
 impl Drop for RangeLock {
     fn drop(&mut self) {
         // The description may be shared with the device, which stays open.
-        if let Some(lock) = describe(libc::F_UNLCK, self.range) {
+        if let Some(lock) = describe(libc::F_UNLCK, self.bytes) {
             let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock));
         }
     }
@@ -93,7 +126,8 @@ mod tests {
 
     fn attempt(path: &std::path::Path, start: u64, len: u64, mode: Mode) -> Attempt {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        take(file, Range { offset: start, len: Some(len).filter(|len| *len > 0) }, mode, Duration::ZERO).unwrap()
+        let range = Range { offset: start, len: Some(len).filter(|len| *len > 0) };
+        take(file, Bytes::of_image(range), mode, Duration::ZERO).unwrap()
     }
 
     #[test]
