@@ -5,14 +5,13 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
-use rustix::io::Errno;
+use crate::volume::device::is_taken;
 
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
@@ -190,12 +189,6 @@ fn processes(real: &Path) -> Vec<Holder> {
         }
     }
     found
-}
-
-/// Whether an exclusive open of a block device fails.
-fn is_taken(node: &Path) -> bool {
-    let alone = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(node);
-    alone.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::BUSY))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -74,6 +74,19 @@ pub(crate) fn overlap(one: &Path, other: &Path) -> bool {
     let (one, other) = (ranges(one).unwrap_or_default(), ranges(other).unwrap_or_default());
     let same = |a: &BackingRange, b: &BackingRange| a.identity == b.identity && ranges_overlap(a.range, b.range);
     one.iter().any(|a| other.iter().any(|b| same(a, b)))
+}
+
+/// Returns a loop device over a file that is in use, as a mounted one is.
+pub(crate) fn loop_device_in_use(file: &Metadata) -> Option<PathBuf> {
+    let identity = device::identity(file);
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut nodes =
+        devices.filter(|name| name.as_bytes().starts_with(b"loop")).map(|name| Path::new("/dev").join(name));
+    nodes.find(|node| {
+        let metadata = fs::metadata(node).ok();
+        let over = metadata.is_some_and(|loop_device| ranges_of(&loop_device).iter().any(|at| at.identity == identity));
+        over && device::is_taken(node)
+    })
 }
 
 /// Returns the file of a loop device, and the device's range of it.

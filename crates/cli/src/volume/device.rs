@@ -205,6 +205,13 @@ fn is_read_only(path: &Path, error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS)) && File::open(path).is_ok()
 }
 
+/// Whether a block device is in use, as a mounted one is: an exclusive open fails.
+pub(crate) fn is_taken(node: &Path) -> bool {
+    use rustix::{fs::OFlags, io::Errno};
+    let alone = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(node);
+    alone.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::BUSY))
+}
+
 fn check_kind(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
     if metadata.is_file() || is_block(metadata) {
         Ok(())
