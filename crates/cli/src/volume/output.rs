@@ -1,8 +1,9 @@
 //! Outputs of commands: every file that a result is written to is opened here (docs/decisions/0084).
 //!
 //! [`Output::take`] refuses an input of the command and what is served, locked or mounted, and asks before it
-//! overwrites data; nothing changes before [`Output::begin`]. A new file has another name until [`Output::finish`], when
-//! all data are on stable storage. If an error or a signal comes first, it is removed, and a file that existed is cut.
+//! overwrites data; nothing changes before [`Output::begin`]. A new file has another name until [`Output::finish`],
+//! when all data are on stable storage. If an error or a signal comes first, it is removed, and a file that existed is
+//! cut.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -29,12 +30,12 @@ const RESULT_MAX: u64 = 1 << 20;
 /// Length of the zeroes that are written at once.
 const ZEROES: usize = 1 << 20;
 
-/// What happens to a file or block device that holds data.
+/// Treatment of a file or block device that holds data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Existing {
     /// The user confirms that it is overwritten, on a terminal or with `-q` (`batch`).
     Asked { batch: bool },
-    /// The same for a file that cannot be a former result. Otherwise it is replaced.
+    /// Asked about if it cannot be a former result, and otherwise replaced.
     Replaced { batch: bool },
 }
 
@@ -62,7 +63,7 @@ enum OutputType {
     Stream,
 }
 
-/// What an output that is not finished leaves to do.
+/// Work that an output leaves if it is not finished.
 #[derive(Default)]
 enum Unfinished {
     #[default]

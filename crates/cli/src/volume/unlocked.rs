@@ -160,13 +160,13 @@ impl UnlockedVolume {
         }
     }
 
-    /// Opens it read-only, whatever access is wanted.
+    /// Opens it read-only, also if it is to be written.
     pub(super) fn set_read_only(&mut self) {
         self.read_only = true;
     }
 
-    /// Makes the engine's device, read-only for a legacy cipher or a read-only device. Wipes the volume key before it returns; the cipher
-    /// keeps its own key schedule.
+    /// Makes the engine's device, read-only for a legacy cipher or a read-only device. Wipes the volume key before it
+    /// returns; the cipher keeps its own key schedule.
     pub(crate) fn into_device(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
         let stores = self.connect(mode, access);
         scrub_stack::<SCRUB>();
