@@ -28,30 +28,28 @@ mod statistics;
 mod tables;
 mod wire;
 
-use anyhow::Context as _;
-
 pub use options::{Options, Print, Subject, default_dir};
 use results::Results;
 pub use results::Verdict;
 
-/// Measures what `options` name and passes the results to `print`, in pieces.
+/// Measures what `options` name and passes the results to `print`, in pieces, and as an HTML page to `report`.
 ///
-/// Returns the verdict on the thresholds; [`Subject::Cipher`] and [`Subject::Engine`] have none.
+/// Returns the verdict on the thresholds; [`Subject::Cipher`] and [`Subject::Engine`] have neither
+/// that nor a page.
 ///
 /// # Errors
 ///
-/// Fails if a file cannot be made in the directory of the options, the report cannot be written, a server or fio fails,
-/// or `print` does.
-pub fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<Option<Verdict>> {
+/// Fails if a file cannot be made in the directory of the options, a server or fio fails, or `print` or `report` does.
+pub fn run(
+    options: &Options,
+    print: &mut Print<'_>,
+    report: Option<&mut Print<'_>>,
+) -> anyhow::Result<Option<Verdict>> {
     if options.subject == Subject::Cipher {
         return cipher::run(options.json, print).map(|()| None);
     }
     if options.subject == Subject::Engine {
         return engine::run(options, print).map(|()| None);
-    }
-    // A report that cannot be written fails the run before it measures.
-    if let Some(file) = &options.report {
-        std::fs::write(file, "").with_context(|| format!("cannot write {}", file.display()))?;
     }
     let mut results = Results::default();
     let wanted = |subject| options.subject == subject || options.subject == Subject::All;
@@ -76,9 +74,8 @@ pub fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<Option<Ve
         }
         print(&format_args!("\n{}", tables::text(&results)))?;
     }
-    if let Some(file) = &options.report {
-        let page = page::html(&results, &environment);
-        std::fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(report) = report {
+        report(&page::html(&results, &environment))?;
     }
     Ok(Some(results.verdict()))
 }

@@ -48,8 +48,6 @@ pub struct Options {
     pub subject: Subject,
     /// Results as JSON instead of tables.
     pub json: bool,
-    /// File for the results as an HTML page. Not for [`Subject::Cipher`] and [`Subject::Engine`].
-    pub report: Option<PathBuf>,
     /// Seconds instead of minutes.
     pub quick: bool,
     /// A progress bar on standard error, if that is a terminal.
@@ -65,16 +63,7 @@ pub struct Options {
 impl Options {
     /// Returns a full run of `subject`, printed as tables, with images in [`default_dir`].
     pub fn new(subject: Subject) -> Self {
-        Self {
-            subject,
-            json: false,
-            report: None,
-            quick: false,
-            progress: true,
-            rounds: None,
-            slice: None,
-            dir: default_dir(),
-        }
+        Self { subject, json: false, quick: false, progress: true, rounds: None, slice: None, dir: default_dir() }
     }
 
     /// Rounds and slice length, from defaults in milliseconds: those of a full run and of a quick one.

@@ -11,7 +11,7 @@ fn import(input: &str, image: &str, more: &[&str]) -> harness::Ended {
 }
 
 fn export(image: &str, out: &str, more: &[&str]) -> harness::Ended {
-    call_with(b"secret", ["export", image, out].iter().chain(more))
+    call_with(b"secret", ["export", "-q", image, out].iter().chain(more))
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn progress_has_form_of_cryptsetup() {
     let json = call(["export", "--progress-json", "-d", &key, &image, "-"]);
     assert_eq!(json.out.len(), 2 << 20);
     assert!(json.err.starts_with("{\"device\":"), "{}", json.err);
-    let text = call(["export", "--progress-frequency", "1", "-d", &key, &image, &dir.name("out")]);
+    let text = call(["export", "--progress-frequency", "1", "-d", &key, &image, &dir.name("next")]);
     assert!(text.out.is_empty() && text.err.starts_with("Finished, time 00m0"), "{text:?}");
     let quiet = call(["export", "-q", "--progress-frequency", "1", "-d", &key, &image, &dir.name("out")]);
     quiet.works();

@@ -96,7 +96,7 @@ fn detached_header_leaves_data_unchanged() {
         let input = dir.file("input", &harness::noise(5000));
         call_with(b"secret", ["import", &input, &data, "--header", &header]).works();
         let out = dir.name("out");
-        call_with(b"secret", ["export", "--range", "0:5000", &data, &out, "--header", &header]).works();
+        call_with(b"secret", ["export", "-q", "--range", "0:5000", &data, &out, "--header", &header]).works();
         assert_eq!(std::fs::read(&out).unwrap(), harness::noise(5000));
         if have("cryptsetup") {
             cryptsetup(&["open", "--test-passphrase", "--header", &header, &data]).works();

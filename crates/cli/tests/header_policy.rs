@@ -49,7 +49,7 @@ fn each_action(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Vec<Ende
         &["open", "--test-passphrase", image],
         &["serve", image, "--run", "true"],
         &["table", image],
-        &["export", image, &out],
+        &["export", "-q", image, &out],
         &["import", &input, image],
     ];
     actions.iter().map(|words| call_with(secret, words.iter().chain(more))).collect()

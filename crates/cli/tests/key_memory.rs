@@ -107,7 +107,7 @@ fn unlocking_leaves_no_key_in_memory() {
         searches.works(&[&test[..], &["--key-file", &key]].concat(), "", &image, &both);
         let wrong = searches.search(&test, NEW, &image, &both).expect("as before");
         assert_eq!(wrong.ended.code, 2);
-        searches.works(&["export", &image, &plain], OLD, &image, &both);
+        searches.works(&["export", "-q", &image, &plain], OLD, &image, &both);
         searches.works(&["import", &plain, &image], OLD, &image, &both);
         searches.works(&["serve", &image, "--run", "true"], OLD, &image, &both);
         searches.works(&["table", &image], OLD, &image, &both);

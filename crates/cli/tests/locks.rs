@@ -124,7 +124,7 @@ fn readers_share_device() {
     let image = dir.image("image", 1);
     let first = Serving::start(&image, &dir.name("first"), &["--read-only"]);
     let second = Serving::start(&image, &dir.name("second"), &["-r"]);
-    call(["export", "--type", "raw", &image, &dir.name("out")]).works();
+    call(["export", "-q", "--type", "raw", &image, &dir.name("out")]).works();
     let input = dir.file("input", b"data");
     call(["import", "--type", "raw", &input, &image]).fails(5, &[IN_USE]);
     first.stop();

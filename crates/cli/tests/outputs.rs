@@ -4,9 +4,13 @@
 mod harness;
 
 use harness::storage::{Loop, Mounted, Other, Thin};
+use harness::terminal::talk;
 use harness::{Dir, FAST, allocated, call, call_with, have, inlock, noise, run};
 use inlock_tests::wait::eventually;
-use std::process::Command;
+use rustix::process::{Pid, Signal};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 const IN_USE: &str = "is in use (locked by another process).";
 
@@ -91,7 +95,7 @@ fn export_to_device_of_server_is_refused() {
         }
     }
     assert!(std::fs::read(&served).unwrap() == noise(2 << 20), "the image was overwritten");
-    call(["export", "--type", "raw", &source, &served]).works();
+    call(["export", "-q", "--type", "raw", &source, &served]).works();
     assert!(std::fs::read(&served).unwrap() == noise(1 << 20));
 }
 
@@ -121,8 +125,8 @@ fn output_is_locked_while_written() {
     let output = dir.file("output", b"before");
     let image = dir.luks1("image");
     let mut export = inlock();
-    export.args(["export", "--key-file", "-", &image, &output]);
-    let mut export = export.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    export.args(["export", "-q", "--key-file", "-", &image, &output]);
+    let mut export = export.stdin(Stdio::piped()).spawn().unwrap();
     let other = || call(["export", "--type", "raw", &output, "/dev/null"]);
     eventually("the output is locked", other, |other| other.code == 5);
     let refused = call(["export", "--type", "raw", &source, &output]);
@@ -140,7 +144,7 @@ fn write_only_output_is_written() {
     Other::open(&source, 0o644);
     let output = dir.file("output", b"old");
     Other::open(&output, 0o222);
-    run(other.inlock().args(["export", "--type", "raw", &source, &output]), b"").works();
+    run(other.inlock().args(["export", "-q", "--type", "raw", &source, &output]), b"").works();
     assert!(std::fs::read(&output).unwrap() == noise(8192));
 }
 
@@ -171,7 +175,7 @@ fn new_file_and_its_directory_are_synced() {
     let (source, data) = (dir.file("source", &noise(8192)), dir.image("data", 4));
     let (out, link, header, zones) =
         (dir.name("out/new"), dir.name("link"), dir.name("headers/new"), dir.name("zones/new"));
-    let export = ["export", "--type", "raw", &source];
+    let export = ["export", "-q", "--type", "raw", &source];
     let format = [&["luksFormat", "-q", "--header", &header, &data][..], &FAST].concat();
     for (words, file, directory) in [
         ([&export[..], &[&out]].concat(), "out/new", "out"),
@@ -180,8 +184,13 @@ fn new_file_and_its_directory_are_synced() {
         (vec!["zoned", "create", &zones, "--zone-size", "1M", "--size", "4M"], "zones/new", "zones"),
     ] {
         let synced = syncs(&dir, &words);
-        let last = |path: &str| synced.iter().rposition(|found| *found == root.join(path).to_str().unwrap());
-        assert!(last(file).is_some() && last(file) < last(directory), "{words:?}: {synced:?}");
+        let last = |is: &dyn Fn(&Path) -> bool| synced.iter().rposition(|found| is(Path::new(found)));
+        let directory = root.join(directory);
+        // A new file is synced under another name.
+        let temporary =
+            |found: &Path| found.starts_with(&directory) && found.extension() == Some("incomplete".as_ref());
+        let of_file = last(&|found| found == root.join(file) || temporary(found));
+        assert!(of_file.is_some() && of_file < last(&|found| found == directory), "{words:?}: {synced:?}");
     }
     let synced = syncs(&dir, &[&export[..], &[&out]].concat());
     assert!(synced.contains(&root.join("out/new").to_str().unwrap().to_owned()), "{synced:?}");
@@ -206,4 +215,209 @@ fn export_over_file_size_limit_fails_and_is_not_killed() {
         format!("ulimit -f 100; exec {} export --type raw {source} {}", env!("CARGO_BIN_EXE_inlock"), dir.name("out"));
     run(Command::new("sh").args(["-c", &script]), b"").fails(1, &["File too large"]);
     let _ = call_with(b"", ["--version"]).works();
+}
+
+/// Returns the files of the directory whose names end with `.incomplete`.
+fn left_over(dir: &Dir) -> Vec<String> {
+    let names = std::fs::read_dir(dir.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter_map(|name| name.into_string().ok()).filter(|name| name.ends_with(".incomplete")).collect()
+}
+
+#[test]
+fn existing_output_is_overwritten_in_batch_mode_or_after_a_question() {
+    let dir = Dir::new();
+    let source = dir.file("source", &noise(8192));
+    let output = dir.file("output", b"before");
+    std::os::unix::fs::symlink(&output, dir.path("link")).unwrap();
+    for name in [&output, &dir.name("link")] {
+        call(["export", "--type", "raw", &source, name]).fails(1, &["already exists", "add -q"]);
+        assert_eq!(std::fs::read(&output).unwrap(), b"before");
+    }
+    let export = ["export", "--type", "raw", &source, &output];
+    if let Some(said) = talk(&[("capital letters): ", "yes\n")], &export) {
+        assert_eq!(said["status"], 1, "{said}");
+        assert_eq!(std::fs::read(&output).unwrap(), b"before");
+        assert_eq!(talk(&[("capital letters): ", "YES\n")], &export).unwrap()["status"], 0);
+        assert!(std::fs::read(&output).unwrap() == noise(8192));
+    }
+    dir.file("output", b"before");
+    call(["export", "-q", "--type", "raw", &source, &dir.name("link")]).works();
+    assert!(std::fs::read(&output).unwrap() == noise(8192) && dir.path("link").is_symlink());
+    // An empty file holds no data.
+    dir.file("output", b"");
+    call(export).works();
+    assert!(std::fs::read(&output).unwrap() == noise(8192));
+}
+
+#[test]
+fn failed_export_leaves_no_output() {
+    let dir = Dir::new();
+    let source = dir.file("source", &noise(1 << 20));
+    let limited = |words: &str, files: &str| {
+        let script = format!("ulimit -f 100; exec {} export --type raw {source} {words}", env!("CARGO_BIN_EXE_inlock"));
+        run(Command::new("sh").args(["-c", &script]), b"")
+            .fails(1, &[&["File too large"], files.split_terminator(',').collect::<Vec<_>>().as_slice()].concat());
+    };
+    let (new, old) = (dir.name("new"), dir.file("old", &noise(4096)));
+    limited(&new, "");
+    assert!(!dir.path("new").exists(), "a part of the data has the name of the output");
+    limited(&format!("-q {old}"), "old was cut to 0 bytes");
+    assert_eq!(std::fs::metadata(&old).unwrap().len(), 0);
+    // On standard output the shell has emptied the file, or opened it for appending.
+    limited(&format!("- > {new}"), "standard output was cut to 0 bytes");
+    assert_eq!(std::fs::metadata(&new).unwrap().len(), 0);
+    let log = dir.file("log", &noise(4096));
+    limited(&format!("- >> {log}"), "standard output was cut to 4096 bytes");
+    assert!(std::fs::read(&log).unwrap() == noise(4096));
+    assert_eq!(left_over(&dir), [""; 0]);
+}
+
+/// Starts an export that takes long, and returns it when it has written data to a file of the directory that is not
+/// its input.
+fn long_export(dir: &Dir, words: &[&str]) -> std::process::Child {
+    let (image, key) = (dir.image("image", 64 << 10), dir.file("image-key", &[7; 32]));
+    let mut export = inlock();
+    export.args(["export", "--type", "plain", "--key-file", &key, &image]).args(words);
+    let export = export.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let written = || {
+        let others = std::fs::read_dir(dir.path("")).unwrap().map(|entry| entry.unwrap().path());
+        others.filter(|path| !path.ends_with("image")).map(|path| allocated(&path)).max()
+    };
+    eventually("data are written", written, |len| len.is_some_and(|len| len > 2 << 20));
+    export
+}
+
+/// Sends a signal, and returns how the process has ended.
+fn end_by(signal: Signal, child: std::process::Child) -> harness::Ended {
+    rustix::process::kill_process(Pid::from_child(&child), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(signal.as_raw()));
+    harness::Ended { code: -1, out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+}
+
+#[test]
+fn interrupted_export_leaves_no_output() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let dir = Dir::new();
+        let ended = end_by(signal, long_export(&dir, &[&dir.name("new")]));
+        assert_eq!(ended.err, "");
+        assert!(!dir.path("new").exists(), "{signal:?}: a part of the data has the name of the output");
+        assert_eq!(left_over(&dir), [""; 0]);
+        let old = dir.file("old", b"before");
+        let ended = end_by(signal, long_export(&dir, &["-q", &old]));
+        assert!(ended.err.contains("old was cut to 0 bytes, since it is not complete."), "{ended:?}");
+        assert_eq!(std::fs::metadata(&old).unwrap().len(), 0);
+    }
+}
+
+#[test]
+fn killed_export_leaves_no_output_of_full_length() {
+    let dir = Dir::new();
+    end_by(Signal::KILL, long_export(&dir, &[&dir.name("new")]));
+    assert!(!dir.path("new").exists());
+    assert_eq!(left_over(&dir).len(), 1, "its name says what it is");
+    std::fs::remove_file(dir.path(&left_over(&dir)[0])).unwrap();
+    let old = dir.file("old", b"before");
+    end_by(Signal::KILL, long_export(&dir, &["-q", &old]));
+    assert!(std::fs::metadata(&old).unwrap().len() < 64 << 30);
+}
+
+#[test]
+fn new_key_and_header_backup_are_whole_or_missing() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let secret = dir.file("secret", b"secret");
+    let (key, backup) = (dir.name("key"), dir.name("backup"));
+    let dump = format!("luksDump -q --dump-volume-key --volume-key-file {key} -d {secret} {image}");
+    for (words, limit, file) in
+        [(dump, 0, &key), (format!("luksHeaderBackup {image} --header-backup-file {backup}"), 100, &backup)]
+    {
+        let inlock = env!("CARGO_BIN_EXE_inlock");
+        run(Command::new("sh").args(["-c", &format!("ulimit -f {limit}; exec {inlock} {words}")]), b"")
+            .fails(1, &[file, "File too large"]);
+        assert!(!Path::new(file).exists());
+        assert_eq!(left_over(&dir), [""; 0]);
+        run(Command::new("sh").args(["-c", &format!("exec {inlock} {words}")]), b"").works();
+        run(Command::new("sh").args(["-c", &format!("exec {inlock} {words}")]), b"").fails(1, &[file]);
+    }
+}
+
+/// Every command that writes a result to a file, without the file.
+fn results(dir: &Dir) -> Vec<String> {
+    let image = dir.luks2("volume");
+    let (token, secret) = (dir.file("token", br#"{"type":"x","keyslots":["0"]}"#), dir.file("secret", b"secret"));
+    call(["token", "import", "--token-id", "0", "--json-file", &token, &image]).works();
+    let (data, hash) = (dir.file("data", &noise(1 << 16)), dir.name("hash"));
+    vec![
+        format!("export -q --type raw {data}"),
+        format!("fsverity -q digest {data} --out-descriptor"),
+        format!("verity format -q {data} {hash} --root-hash-file"),
+        format!("token export -q --token-id 0 {image} --json-file"),
+        format!("luksHeaderBackup -q {image} --header-backup-file"),
+        format!("luksDump -q --dump-volume-key {image} --key-file {secret} --volume-key-file"),
+        "bench path -q --rounds 1 --slice-ms 1 --report".to_owned(),
+    ]
+}
+
+#[test]
+fn no_result_overwrites_what_is_served() {
+    let dir = Dir::new();
+    let served = dir.file("served", &noise(2 << 20));
+    let device = Loop::over(&served);
+    let names: Vec<&String> = std::iter::once(&served).chain(device.iter().map(|device| &device.0)).collect();
+    for words in results(&dir) {
+        for name in &names {
+            for read_only in [false, true] {
+                let words: Vec<&str> = words.split(' ').chain([name.as_str()]).collect();
+                let ended = beside_a_server(&served, read_only, &words);
+                assert!([1, 5].contains(&ended.code), "{words:?}: {ended:?}");
+                assert!(std::fs::read(&served).unwrap() == noise(2 << 20), "{words:?}: the image was overwritten");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_result_overwrites_what_is_mounted() {
+    let dir = Dir::new();
+    let image = dir.image("image", 64);
+    let Some(device) = Loop::over(&image) else { return };
+    if !have("mkfs.ext4") {
+        return;
+    }
+    run(Command::new("mkfs.ext4").args(["-q", &device.0]), b"").works();
+    std::fs::create_dir(dir.path("files")).unwrap();
+    let Some(mounted) = Mounted::new(&[&device.0, &dir.name("files")]) else { return };
+    for words in results(&dir) {
+        for name in [&device.0, &image] {
+            let words: Vec<&str> = words.split(' ').chain([name.as_str()]).collect();
+            let ended = call(&words);
+            assert!([1, 5].contains(&ended.code), "{words:?}: {ended:?}");
+        }
+    }
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 64 << 20);
+    drop(mounted);
+    run(Command::new("fsck.ext4").args(["-f", "-n", &device.0]), b"").text().contains("clean");
+    assert!(Mounted::new(&[&device.0, &dir.name("files")]).is_some(), "the file system was overwritten");
+}
+
+#[test]
+fn no_result_overwrites_its_input_or_a_long_file() {
+    let dir = Dir::new();
+    let all = results(&dir);
+    for (words, input) in [(1, "data"), (2, "data"), (2, "hash"), (3, "volume")] {
+        let before = std::fs::read(dir.path(input)).unwrap_or_default();
+        let name = dir.file(input, &before);
+        let words: Vec<&str> = all[words].split(' ').chain([name.as_str()]).collect();
+        call(&words).fails(1, &["The output file is the image itself."]);
+        assert!(std::fs::read(&name).unwrap() == before, "{words:?}");
+    }
+    let (long, result) = (dir.file("long", &noise((1 << 20) + 1)), dir.file("result", &noise(1 << 20)));
+    for words in &all[1..4] {
+        let words: Vec<&str> = words.split(' ').filter(|word| *word != "-q").collect();
+        call([&words[..], &[&long]].concat()).fails(1, &["already exists", "add -q"]);
+        assert!(std::fs::read(&long).unwrap() == noise((1 << 20) + 1));
+        call([&words[..], &[&result]].concat()).works();
+        assert!(std::fs::metadata(&result).unwrap().len() < 4096);
+    }
 }

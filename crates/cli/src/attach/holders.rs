@@ -5,16 +5,14 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
-use rustix::io::Errno;
-
 use crate::system::mounts::unescape;
+use crate::volume::device::is_taken;
 
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
@@ -172,12 +170,6 @@ fn processes(real: &Path) -> Vec<Holder> {
         }
     }
     found
-}
-
-/// Whether an exclusive open of a block device fails.
-fn is_taken(node: &Path) -> bool {
-    let alone = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(node);
-    alone.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::BUSY))
 }
 
 #[cfg(test)]

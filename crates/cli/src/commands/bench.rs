@@ -1,5 +1,7 @@
 //! `bench`: the options of a run of `inlock-bench`, and its verdict as exit status.
 
+use std::fmt::Display;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use inlock_bench::Subject;
@@ -8,6 +10,7 @@ use crate::args::action::{Action, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
 use crate::ui::print::{print, print_stderr};
+use crate::volume::output::{Existing, Output};
 
 pub(crate) const ACTION: Action = Action {
     name: "bench",
@@ -24,6 +27,10 @@ pub(crate) const ACTION: Action = Action {
 /// A checked `bench`.
 struct BenchArgs {
     run: inlock_bench::Options,
+    /// File for the results as an HTML page.
+    report: Option<PathBuf>,
+    /// `--batch-mode`
+    batch: bool,
     /// Whether to fail unless all thresholds are met.
     check: bool,
     /// Whether `check` accepts thresholds that were not measured.
@@ -63,7 +70,6 @@ impl BenchArgs {
         }
         let mut run = inlock_bench::Options::new(subject);
         run.json = options.json;
-        run.report = options.report.clone();
         run.quick = options.quick;
         run.progress = !options.batch_mode;
         run.rounds = options.rounds.map(usize::from);
@@ -71,13 +77,23 @@ impl BenchArgs {
         if let Some(dir) = &options.dir {
             run.dir.clone_from(dir);
         }
-        Ok(Self { run, check: options.check, allow_missing: options.allow_missing })
+        let (report, batch) = (options.report.clone(), options.batch_mode);
+        Ok(Self { run, report, batch, check: options.check, allow_missing: options.allow_missing })
     }
 }
 
 /// Measures, prints the results, and returns the exit status.
 fn run(args: &BenchArgs) -> anyhow::Result<u8> {
-    let verdict = inlock_bench::run(&args.run, &mut |text| print(text))?;
+    // A report that cannot be written fails the run before it measures.
+    let existing = Existing::Replaced { batch: args.batch };
+    let mut report = args.report.as_deref().map(|path| Output::take(Some(path), &[], existing)).transpose()?;
+    report.as_mut().map_or(Ok(()), |report| report.begin(0))?;
+    let mut page = |text: &dyn Display| match report.as_mut() {
+        Some(report) => report.write(text.to_string().as_bytes()),
+        None => Ok(()),
+    };
+    let verdict = inlock_bench::run(&args.run, &mut |text| print(text), args.report.is_some().then_some(&mut page))?;
+    report.map_or(Ok(()), Output::finish)?;
     let Some(verdict) = verdict.filter(|_| args.check) else { return Ok(0) };
     print_stderr(format_args!("inlock: {verdict}"));
     let holds = if args.allow_missing { verdict.is_met_if_measured() } else { verdict.is_met() };

@@ -1,7 +1,7 @@
 //! `fsverity`: digests of files as fs-verity of Linux computes them, with the options of `fsverity digest`.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_cipher::Hash;
@@ -11,6 +11,7 @@ use crate::args::action::{Action, Arguments, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
 use crate::ui::print::print;
+use crate::volume::output::{self, Existing};
 use crate::volume::verity::{hex, unhex};
 
 pub(crate) const ACTION: Action = Action {
@@ -28,11 +29,11 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     match command.as_str() {
         "digest" => {
             let files: Vec<PathBuf> = arguments.0.map(PathBuf::from).collect();
-            let (compact, descriptor) = (options.compact, options.out_descriptor);
+            let (compact, descriptor, batch) = (options.compact, options.out_descriptor, options.batch_mode);
             if descriptor.is_some() && files.len() > 1 {
                 return Err(CliError::usage("Option --out-descriptor is allowed with one file only."));
             }
-            Ok(Prepared::new(move || digest(&files, &parameters, compact, descriptor.as_ref())))
+            Ok(Prepared::new(move || digest(&files, &parameters, compact, descriptor.as_deref(), batch)))
         }
         "verify" => {
             if options.compact || options.out_descriptor.is_some() {
@@ -98,12 +99,13 @@ fn digest(
     files: &[PathBuf],
     parameters: &FileParameters,
     compact: bool,
-    descriptor: Option<&PathBuf>,
+    descriptor: Option<&Path>,
+    batch: bool,
 ) -> anyhow::Result<()> {
     for file in files {
         let digest = compute(file, parameters)?;
         if let Some(path) = descriptor {
-            std::fs::write(path, digest.descriptor).with_context(|| format!("cannot write {}", path.display()))?;
+            output::write(path, &[file], Existing::Replaced { batch }, digest.descriptor.as_ref())?;
         }
         let digits = hex(&digest.digest);
         if compact {

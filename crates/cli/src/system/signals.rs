@@ -7,8 +7,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use signal_hook::{flag, low_level};
 
@@ -112,6 +115,61 @@ pub(crate) fn request_shutdown() {
 /// Runs the default action of a signal, which for most terminates the process.
 pub(crate) fn default_action(number: i32) {
     let _ = low_level::emulate_default_handler(number);
+}
+
+/// Runs a function before a signal terminates the process, until dropped.
+pub(crate) struct Cleanup {
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Runs `act` before a signal terminates the process, on a thread of its own: the others may wait for a device. Until
+/// it is dropped, no one else can catch signals.
+pub(crate) fn clean_up_before(act: impl FnOnce() + Send + 'static) -> io::Result<Cleanup> {
+    let (stop, stopped) = UnixStream::pair()?;
+    let (started, wait) = mpsc::channel::<io::Result<()>>();
+    let watch = move || {
+        let caught = catch();
+        let result = caught.as_ref().map_or_else(|error| Err(error.kind().into()), |_| Ok(()));
+        let _ = started.send(result);
+        if let Ok(number) = caught.and_then(|caught| caught.wait_until(&stopped)) {
+            act();
+            default_action(number);
+        }
+    };
+    let thread = thread::Builder::new().name("inlock-signals".to_owned()).spawn(watch)?;
+    let cleanup = Cleanup { stop: Some(stop), thread: Some(thread) };
+    wait.recv().map_err(io::Error::other)??;
+    Ok(cleanup)
+}
+
+impl Caught {
+    /// Returns the signal that is to terminate the process. Fails when `stopped` is closed first.
+    fn wait_until(&self, stopped: &UnixStream) -> io::Result<i32> {
+        loop {
+            let woken = self.fd();
+            match poll(&mut [PollFd::new(&woken, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            match self.take() {
+                Some(number) if number == Signal::TSTP.as_raw() => default_action(number),
+                Some(number) => return Ok(number),
+                None => {}
+            }
+            let mut end = [PollFd::new(stopped, PollFlags::IN)];
+            if poll(&mut end, Some(&Timespec::default())).is_ok_and(|count| count > 0) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+    }
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 #[cfg(test)]

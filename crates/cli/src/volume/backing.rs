@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -97,6 +97,15 @@ pub(crate) fn distance(one: &Path, other: &Path) -> Option<i128> {
 /// `start` on.
 pub(crate) fn has_header_in_payload(data: &Path, start: u64, header: &Path, len: u64) -> bool {
     distance(header, data).is_some_and(|at| at + i128::from(len) > i128::from(start))
+}
+
+/// Returns a loop device over a file that is in use, as a mounted one is.
+pub(crate) fn loop_device_in_use(file: &Metadata) -> Option<PathBuf> {
+    let identity = device::identity(file);
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut nodes =
+        devices.filter(|name| name.as_bytes().starts_with(b"loop")).map(|name| Path::new("/dev").join(name));
+    nodes.find(|node| ranges_behind(node).iter().any(|at| at.identity == identity) && device::is_taken(node))
 }
 
 /// Returns the file of a loop device, and the device's range of it.

@@ -71,7 +71,7 @@ impl Device {
             options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
         }
         let mut file = options.open(&path).map_err(|error| match access {
-            OpenMode::Header | OpenMode::Create if is_read_only(&path, &error) => {
+            OpenMode::Header | OpenMode::Create if can_only_be_read(&path, &error) => {
                 CliError::ReadOnly { path: path.clone() }.into()
             }
             _ => cannot_open(&path, creating)(error),
@@ -216,9 +216,23 @@ fn is_block(metadata: &Metadata) -> bool {
 }
 
 /// Whether a file or device that cannot be opened for writing can be read.
-fn is_read_only(path: &Path, error: &io::Error) -> bool {
+fn can_only_be_read(path: &Path, error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS)) && File::open(path).is_ok()
+}
+
+/// Whether `name` is a block device that cannot be written, as one of `losetup --read-only`: it may open for writing.
+pub(crate) fn is_read_only(name: &Path) -> bool {
+    let path = resolve(name);
+    std::fs::metadata(&path).is_ok_and(|found| is_block(&found))
+        && File::open(path).is_ok_and(|device| inlock_engine::store::is_read_only(device.as_fd()))
+}
+
+/// Whether a block device is in use, as a mounted one is: an exclusive open fails.
+pub(crate) fn is_taken(node: &Path) -> bool {
+    use rustix::{fs::OFlags, io::Errno};
+    let alone = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(node);
+    alone.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::BUSY))
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {

@@ -1,17 +1,13 @@
 //! Files with a backup of a LUKS header.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use anyhow::Context;
 use inlock_volume::{BackupError, HeaderBackup};
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
+use super::output;
 use crate::error::{CliError, cannot_load};
-use crate::system::durable;
 
 /// Refuses a backup file that exists. Called before anything is done that the backup is of.
 pub(crate) fn check_new(file: &Path) -> anyhow::Result<()> {
@@ -33,23 +29,13 @@ pub(crate) fn create(device: &Device, file: &Path) -> anyhow::Result<()> {
 
 /// Writes a backup to a new file, for its owner only to read.
 pub(crate) fn write(backup: &HeaderBackup, file: &Path) -> anyhow::Result<()> {
-    let mut output = match OpenOptions::new().write(true).create_new(true).mode(0o400).open(file) {
-        Ok(output) => output,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(exists(file)),
-        Err(error) => {
-            let message = format!("Cannot create header backup file {}.", file.display());
-            let refused = CliError::Refused { message, hint: "check the directory and its permissions" };
-            return Err(anyhow::Error::from(error).context(refused));
+    output::write_new(file, backup.bytes()).map_err(|error| {
+        if output::exists(&error) {
+            return exists(file);
         }
-    };
-    let written = output.write_all(backup.bytes()).and_then(|()| output.sync_all());
-    let written = written.with_context(|| format!("Cannot write header backup file {}.", file.display()));
-    let written = written.and_then(|()| durable::sync_name(&output, file));
-    if written.is_err() {
-        // This call created it, and a part of a backup is none.
-        let _ = std::fs::remove_file(file);
-    }
-    written
+        let message = format!("Cannot create header backup file {}.", file.display());
+        error.context(CliError::Refused { message, hint: "check the directory, its permissions and its free space" })
+    })
 }
 
 /// Reads and checks a backup file.

@@ -18,6 +18,7 @@ pub(crate) mod key_check;
 pub(crate) mod keyring;
 pub(crate) mod lock;
 pub(crate) mod open;
+pub(crate) mod output;
 pub(crate) mod policy_file;
 pub(crate) mod reload;
 pub(crate) mod remote;

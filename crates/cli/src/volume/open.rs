@@ -4,13 +4,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_volume::plain::{Plain, PlainError};
 use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
-use super::device::{Device, OpenMode};
+use super::device::{self, Device, OpenMode};
 use super::freshness::FreshnessCheck;
 use super::header::{Header, detached_header};
 use super::holes;
@@ -51,8 +52,14 @@ pub(crate) enum KeySource<'a> {
 
 /// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
+    let table = match &args.volume_type {
+        VolumeType::Table(table) => Some(table.take()?),
+        _ => None,
+    };
+    let read_only = writing && has_read_only_device(args, table.as_ref());
+    let writing = writing && !read_only;
     let opened = match &args.volume_type {
-        VolumeType::Table(table) => match table.take()? {
+        VolumeType::Table(_) => match table.context("the table is missing")? {
             AnyTable::Lines(table) => open_table(table, args, writing),
             AnyTable::Integrity(table) => open_integrity_table(*table, args, writing),
             AnyTable::Verity(table) => open_verity_table(*table, args),
@@ -63,10 +70,30 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> any
     };
     scrub_stack::<SCRUB>();
     let mut opened = opened?;
+    if read_only {
+        opened.set_read_only();
+    }
     if args.zero_holes {
         opened.read_zero_holes()?;
     }
     Ok(opened)
+}
+
+/// Whether a device of a volume that can be written is read-only. Warns then.
+fn has_read_only_device(args: &SourceArgs, table: Option<&AnyTable>) -> bool {
+    let devices: Vec<PathBuf> = match (&args.volume_type, table) {
+        (VolumeType::Verity(_), _) | (_, Some(AnyTable::Verity(_))) => Vec::new(),
+        (_, Some(table)) => table.devices().into_iter().map(table::path_of).collect(),
+        (VolumeType::Integrity(integrity), None) => {
+            std::iter::once(&args.image).chain(&integrity.data_device).cloned().collect()
+        }
+        (_, None) => vec![args.image.clone()],
+    };
+    let read_only = devices.iter().find(|path| device::is_read_only(path));
+    if let Some(path) = read_only {
+        warn(format_args!("{}: the device is read-only; opened read-only", path.display()));
+    }
+    read_only.is_some()
 }
 
 /// Returns how to open and to lock the device.

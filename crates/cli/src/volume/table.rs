@@ -208,15 +208,22 @@ pub(crate) fn on_devices(table: &Table, identities: &[String]) -> anyhow::Result
     table.lines().iter().map(index).collect()
 }
 
+fn numbers_of(name: &str) -> Option<(u32, u32)> {
+    let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    name.split_once(':').and_then(|(major, minor)| number(major).zip(number(minor)))
+}
+
+/// Returns the path of a device that a table names by path or `MAJ:MIN`. One that does not exist keeps its name.
+pub(super) fn path_of(name: &str) -> PathBuf {
+    let link = numbers_of(name).and_then(|_| std::fs::read_link(format!("/sys/dev/block/{name}")).ok());
+    let node = link.map(|link| link.file_name().unwrap_or_default().to_string_lossy().replace('!', "/"));
+    node.map_or_else(|| name.into(), |node| Path::new("/dev").join(node))
+}
+
 /// Opens a path, or `MAJ:MIN`.
 pub(super) fn open_device(name: &str, mode: OpenMode) -> anyhow::Result<Device> {
-    let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-    let numbers = name.split_once(':').and_then(|(major, minor)| number(major).zip(number(minor)));
-    let Some(numbers) = numbers else { return Device::open(Path::new(name), mode) };
-    let link = PathBuf::from(format!("/sys/dev/block/{name}"));
-    let target = std::fs::read_link(&link).map_err(cannot_open(Path::new(name), false))?;
-    let node = target.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
-    let path = Path::new("/dev").join(node);
+    let Some(numbers) = numbers_of(name) else { return Device::open(Path::new(name), mode) };
+    let path = path_of(name);
     let device = Device::open(&path, mode)?;
     if !device.is_block() || device.device_number() != numbers {
         return Err(CliError::NotADevice { path }.into());

@@ -42,6 +42,8 @@ pub(crate) struct UnlockedVolume {
     engine: Option<VolumeEngine>,
     /// Holes of the devices read as zeroes.
     zero_holes: bool,
+    /// A device is read-only.
+    read_only: bool,
 }
 
 /// Data on the devices.
@@ -109,7 +111,7 @@ impl LockedStores {
 
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
-        Self { data, info, contents, locks, direct: false, engine: None, zero_holes: false }
+        Self { data, info, contents, locks, direct: false, engine: None, zero_holes: false, read_only: false }
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
@@ -159,8 +161,13 @@ impl UnlockedVolume {
         }
     }
 
-    /// Makes the engine's device, read-only for a legacy cipher. Wipes the volume key before it returns; the cipher
-    /// keeps its own key schedule.
+    /// Opens it read-only, also if it is to be written.
+    pub(super) fn set_read_only(&mut self) {
+        self.read_only = true;
+    }
+
+    /// Makes the engine's device, read-only for a legacy cipher or a read-only device. Wipes the volume key before it
+    /// returns; the cipher keeps its own key schedule.
     pub(crate) fn into_device(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
         let stores = self.connect(mode, access);
         scrub_stack::<SCRUB>();
@@ -169,7 +176,8 @@ impl UnlockedVolume {
 
     #[inline(never)]
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        let Self { data, info, contents, locks, direct, engine, zero_holes } = self;
+        let Self { data, info, contents, locks, direct, engine, zero_holes, read_only } = self;
+        let access = engine::Access { read_only: access.read_only || read_only, ..access };
         let path = &info.device;
         if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
             return Err(VolumeEngine::nothing_to_do(path));

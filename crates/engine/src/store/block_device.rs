@@ -7,10 +7,11 @@
 #![allow(unsafe_code)]
 
 use crate::errno::Errno;
-use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 use std::os::fd::BorrowedFd;
 
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
+const BLKROGET: Opcode = opcode::none(0x12, 94);
 
 /// Discard as an io_uring command, `BLOCK_URING_CMD_DISCARD`, from Linux 6.12 on.
 pub(crate) const RING_DISCARD: u32 = opcode::none(0x12, 0) as u32;
@@ -20,4 +21,10 @@ pub(super) fn discard(device: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(
     // SAFETY: the call reads two numbers, which `Setter` holds until it returns. It fails on other files than block
     // devices.
     unsafe { ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len])) }.map_err(Errno::from_rustix)
+}
+
+/// Whether a block device is read-only, although it may open for writing. A file of another kind is not.
+pub fn is_read_only(device: BorrowedFd<'_>) -> bool {
+    // SAFETY: the call writes a C `int`, for which `Getter` has room. It fails on other files than block devices.
+    unsafe { ioctl(device, Getter::<BLKROGET, i32>::new()) }.is_ok_and(|read_only| read_only != 0)
 }

@@ -23,6 +23,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+pub use block_device::is_read_only;
+
 /// Length and access of a store when it is opened.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepar
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::volume::backing;
+use crate::volume::device;
 use crate::volume::open::{KeySource, open};
 use crate::volume::unlocked::LockedStores;
 use zones::ZoneWriter;
@@ -39,6 +40,9 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(args: &CopyArgs) -> anyhow::Result<()> {
+    if device::is_read_only(&args.source.image) {
+        return Err(CliError::ReadOnly { path: args.source.image.clone() }.into());
+    }
     let mut input = Input::open(args)?;
     let unlocked = open(&args.source, true, KeySource::User { stdin_taken: args.other.is_none() })?;
     let stores = unlocked.into_device(IoMode::Sync, engine::Access::default())?;

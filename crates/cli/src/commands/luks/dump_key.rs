@@ -3,21 +3,17 @@
 //! cryptsetup's words and layout, which scripts read.
 
 use std::fmt::Write;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use inlock_volume::luks2::metadata::SegmentKind;
 use inlock_volume::{KeyslotStatus, Printable, Volume, VolumeKey};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
-use crate::system::durable;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
 use crate::volume::header::Header;
+use crate::volume::output;
 use crate::volume::secret::Ask;
 use crate::volume::source::{HeaderArgs, KeyArgs};
 
@@ -123,14 +119,11 @@ fn cipher(volume: &Volume) -> String {
 
 /// Writes the key to a new file, for its owner only.
 fn write_key(path: &Path, key: &VolumeKey) -> anyhow::Result<()> {
-    let cannot_open = || format!("Cannot open keyfile {} for write.", path.display());
-    let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o400).open(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            return Err(CliError::refused(cannot_open(), "name a new file; an existing one is not overwritten"));
+    output::write_new(path, key.as_bytes()).map_err(|error| {
+        let message = format!("Cannot open keyfile {} for write.", path.display());
+        match output::exists(&error) {
+            true => CliError::refused(message, "name a new file; an existing one is not overwritten"),
+            false => error.context(message),
         }
-        opened => opened.with_context(cannot_open)?,
-    };
-    let written = file.write_all(key.as_bytes()).and_then(|()| file.sync_all());
-    written.with_context(|| format!("Cannot write to keyfile {}.", path.display()))?;
-    durable::sync_name(&file, path)
+    })
 }

@@ -1,8 +1,7 @@
 //! `token`: adds, removes, imports, exports and unassigns tokens of a LUKS2 volume.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -17,6 +16,7 @@ use crate::error::CliError;
 use crate::ui::print::{print, print_stderr, print_verbose};
 use crate::ui::terminal;
 use crate::volume::header::Header;
+use crate::volume::output::{self, Existing};
 use crate::volume::remote::DeviceHeader;
 use crate::volume::source::HeaderArgs;
 
@@ -50,7 +50,7 @@ enum Keyslots {
 enum Command {
     Add { number: Option<u32>, replace: bool, description: String, keyslots: Keyslots },
     Import { number: Option<u32>, replace: bool, file: Option<PathBuf>, keyslot: Option<u32> },
-    Export { number: u32, file: Option<PathBuf> },
+    Export { number: u32, file: Option<PathBuf>, batch: bool },
     Remove { number: u32 },
     Unassign { number: u32, keyslot: u32 },
 }
@@ -100,7 +100,7 @@ impl Command {
                 },
             },
             "import" => Self::Import { number, replace, file, keyslot: options.key_slot },
-            "export" => Self::Export { number: specific()?, file },
+            "export" => Self::Export { number: specific()?, file, batch: options.batch_mode },
             "remove" => Self::Remove { number: specific()? },
             _ => {
                 let keyslot = options
@@ -113,9 +113,13 @@ impl Command {
 }
 
 fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
-    if let Command::Export { number, file } = command {
+    if let Command::Export { number, file, batch } = command {
         let header = Header::load(args, false)?;
-        return export(luks2_of(&header.volume, header.path())?, *number, file.as_deref());
+        let token = token(luks2_of(&header.volume, header.path())?, *number)?;
+        let Some(path) = file else { return print(token) };
+        let inputs: Vec<&Path> = std::iter::once(&*args.image).chain(args.header.as_deref()).collect();
+        return output::write(path, &inputs, Existing::Replaced { batch: *batch }, &bytes_of_text(&token))
+            .with_context(|| format!("Failed to open file {} for write.", path.display()));
     }
     // Standard input before the lock.
     let imported = match command {
@@ -255,12 +259,6 @@ fn read_token(file: Option<&Path>, keyslot: Option<u32>) -> anyhow::Result<Strin
     Ok(Value::Object(token).to_string())
 }
 
-fn export(luks2: &Luks2, number: u32, file: Option<&Path>) -> anyhow::Result<()> {
-    let token = luks2
-        .token_json(number)
-        .ok_or_else(|| CliError::refused(format!("Failed to get token {number} for export."), LIST))?;
-    let Some(path) = file else { return print(token) };
-    let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let written = options.and_then(|mut file| file.write_all(&bytes_of_text(&token)));
-    written.with_context(|| format!("Failed to open file {} for write.", path.display()))
+fn token(luks2: &Luks2, number: u32) -> anyhow::Result<String> {
+    luks2.token_json(number).ok_or_else(|| CliError::refused(format!("Failed to get token {number} for export."), LIST))
 }

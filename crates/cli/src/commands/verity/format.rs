@@ -1,7 +1,7 @@
 //! `verity format`: makes the tree of a data device, and prints the root hash.
 
 use std::fs::OpenOptions as FileOptions;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ use crate::error::{CliError, cannot_open};
 use crate::ui::print::print;
 use crate::ui::terminal;
 use crate::volume::device::{Device, OpenMode};
+use crate::volume::output::{Existing, Output};
 use crate::volume::signatures;
 use crate::volume::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
 
@@ -35,6 +36,7 @@ pub(super) struct FormatArgs {
     root_hash_file: Option<PathBuf>,
     fec: Option<FecArgs>,
     threads: usize,
+    /// `--batch-mode`
     batch: bool,
 }
 
@@ -63,6 +65,7 @@ impl FormatArgs {
     }
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
+        let root_hash_file = self.root_hash_file.as_deref().map(|path| self.take(path)).transpose()?;
         make_file(&self.hash)?;
         if let Some(fec) = &self.fec {
             make_file(&fec.device)?;
@@ -124,13 +127,21 @@ impl FormatArgs {
         }
         hash_store.sync().map_err(cannot_sync(path))?;
         let root = hex(&root);
-        if let Some(file) = &self.root_hash_file {
-            write_root_hash(file, &root)?;
+        if let Some((path, output)) = root_hash_file {
+            output.write_all(root.as_bytes()).with_context(cannot_create(path))?;
         }
         let text =
             description(&self.hash, superblock.as_ref(), &layout, fec.as_ref(), &self.hash_name, self.hash_offset)?;
         let at = text.find("Hash device size").unwrap_or(text.len());
         print(format_args!("{}Root hash:      \t{root}\n{}", &text[..at], &text[at..]))
+    }
+
+    /// Opens the file of the root hash, which is none of the devices.
+    fn take<'a>(&self, path: &'a Path) -> anyhow::Result<(&'a Path, Output)> {
+        let fec = self.fec.as_ref().map(|fec| &*fec.device);
+        let devices: Vec<&Path> = [&*self.data, &*self.hash].into_iter().chain(fec).collect();
+        let output = Output::take(Some(path), &devices, Existing::Replaced { batch: self.batch });
+        Ok((path, output.with_context(cannot_create(path))?))
     }
 
     /// Returns the parameters of error correction, for a tree that ends at byte `end`.
@@ -195,11 +206,6 @@ fn cannot_sync(path: &Path) -> impl FnOnce(Errno) -> anyhow::Error {
     move |error| anyhow::Error::from(std::io::Error::from(error)).context(context)
 }
 
-fn write_root_hash(path: &Path, root: &str) -> anyhow::Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut file = FileOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        file.write_all(root.as_bytes())?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("Cannot create root hash file {} for writing.", path.display()))
+fn cannot_create(root_hash_file: &Path) -> impl FnOnce() -> String {
+    move || format!("Cannot create root hash file {} for writing.", root_hash_file.display())
 }

@@ -4,10 +4,8 @@
 //! hole of an encrypted image does not decrypt to zeroes, so its decryption is copied. The part of a zone behind its
 //! write pointer was never written, and becomes a hole of the output.
 
-mod output;
-
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use anyhow::Context;
 use inlock_engine::BlockingDevice;
@@ -18,11 +16,9 @@ use super::copy::{self, CHUNK, CopyArgs, copy_args};
 use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
-use crate::ui::terminal;
-use crate::volume::backing;
 use crate::volume::open::{KeySource, open};
+use crate::volume::output::{Existing, Output};
 use crate::volume::zones;
-use output::Output;
 
 pub(crate) const ACTION: Action = Action {
     name: "export",
@@ -66,7 +62,7 @@ fn run(args: &CopyArgs) -> anyhow::Result<()> {
                 device.read_at(chunk, start + done).with_context(|| {
                     format!("cannot read {want} bytes at {} of {}", start + done, args.source.image.display())
                 })?;
-                output.write(chunk)?;
+                write(&mut output, chunk)?;
                 want
             }
         };
@@ -108,30 +104,25 @@ impl<'a> Holes<'a> {
     }
 }
 
-/// Opens and locks the output before a passphrase is asked for, and refuses the image itself.
+/// Writes data without the zeroes that the output need not have.
+fn write(output: &mut Output, data: &[u8]) -> anyhow::Result<()> {
+    if !output.is_sparse() {
+        return output.write(data);
+    }
+    copy::runs(data).try_for_each(|(_, bytes, zero)| match zero {
+        true => output.zeroes(bytes.len() as u64),
+        false => output.write(bytes),
+    })
+}
+
+/// Opens and locks the output before a passphrase is asked for.
 fn check_output(args: &CopyArgs) -> anyhow::Result<Output> {
-    let Some(path) = &args.other else {
-        if rustix::termios::isatty(io::stdout()) {
-            return Err(CliError::refused(
-                "Standard output is a terminal.",
-                "redirect it to a file or a program: inlock export ... - | ...",
-            ));
-        }
-        return Output::take(None);
-    };
-    for input in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
-        if backing::overlap(input, path) {
-            return Err(CliError::usage("The output file is the image itself."));
-        }
+    if args.other.is_none() && rustix::termios::isatty(io::stdout()) {
+        return Err(CliError::refused(
+            "Standard output is a terminal.",
+            "redirect it to a file or a program: inlock export ... - | ...",
+        ));
     }
-    let output = Output::take(Some(path))?;
-    let found = std::fs::metadata(path);
-    let holds_data = found.is_ok_and(|out| out.file_type().is_block_device() || (out.is_file() && out.len() > 0));
-    if holds_data && !args.batch && terminal::stdin_is_terminal() {
-        terminal::confirm(
-            &format!("This will overwrite data on {} irrevocably.", path.display()),
-            CliError::NotConfirmed,
-        )?;
-    }
-    Ok(output)
+    let inputs: Vec<&Path> = std::iter::once(&*args.source.image).chain(args.source.header.as_deref()).collect();
+    Output::take(args.other.as_deref(), &inputs, Existing::Asked { batch: args.batch })
 }
