@@ -488,8 +488,13 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
         let style = ReplyStyle::Structured;
-        let dialed =
-            Dialed { link: Link::new(ours.into(), None), style, has_extents: false, facts, server: Vec::new() };
+        let dialed = Dialed {
+            link: Link::new(std::os::fd::OwnedFd::from(ours), None),
+            style,
+            has_extents: false,
+            facts,
+            server: Vec::new(),
+        };
         let mut line = Line::new(dialed, 0);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         line.queue(Job::of(started.recv().unwrap(), deadline).unwrap());

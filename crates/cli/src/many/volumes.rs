@@ -34,8 +34,11 @@ use crate::volume::source::KeyFile;
 use crate::volume::unlocked::LockedStores;
 
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
-/// cannot use up the handshakes of the server.
+/// cannot use up the threads of the server.
 const MAX_WAITING: usize = 16;
+/// The same while [`MANY_WAITING`] clients wait for volumes: these places no other volume can take.
+const OWN_WAITING: usize = 4;
+const MANY_WAITING: usize = 256;
 /// Threads that close idle volumes.
 const IDLE_CLOSERS: usize = 32;
 
@@ -54,6 +57,8 @@ pub(crate) struct Volumes {
     /// Clients at rest.
     parking: Parking,
     closings: Arc<Closings>,
+    /// Clients that wait for volumes to open.
+    waiting: AtomicUsize,
     /// Number of closings after which memory was last given back to the system.
     released_after: AtomicU64,
     /// Threads that close idle volumes.
@@ -145,6 +150,7 @@ impl Volumes {
             changing: Mutex::default(),
             parking,
             closings,
+            waiting: AtomicUsize::new(0),
             released_after: AtomicU64::new(0),
             idle_closers: Arc::default(),
         })
@@ -678,12 +684,12 @@ impl Catalog for Volumes {
 
     fn open(&self, name: &str) -> Result<Lease, Unavailable> {
         let entry = self.entry(name).ok_or(Unavailable::Unknown)?;
-        if entry.waiting.fetch_add(1, Ordering::AcqRel) >= MAX_WAITING {
-            entry.waiting.fetch_sub(1, Ordering::AcqRel);
-            return Err(Unavailable::Refused);
-        }
-        let lease = entry.lease(&self.parking);
+        let is_crowded = self.waiting.fetch_add(1, Ordering::AcqRel) >= MANY_WAITING;
+        let most = if is_crowded { OWN_WAITING } else { MAX_WAITING };
+        let has_place = entry.waiting.fetch_add(1, Ordering::AcqRel) < most;
+        let lease = if has_place { entry.lease(&self.parking) } else { Err(Unavailable::Refused) };
         entry.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
         lease
     }
 }

@@ -379,3 +379,40 @@ fn open_idle_volumes_are_small() {
     eventually("KiB that a closed volume leaves", each, |kib| *kib <= CLOSED_KIB);
     many.stop();
 }
+
+/// A key-command that does not end keeps clients of its own volume waiting, and no others.
+#[test]
+fn hanging_key_commands_lock_no_other_volume_out() {
+    const HANGING: usize = 300;
+    let dir = Dir::new();
+    let (plain, healthy) = (dir.image("plain", 1), dir.image("healthy", 1));
+    let fifo = dir.path("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut config = volume("healthy", &healthy, "type = \"raw\"");
+    for number in 0..HANGING {
+        let image = dir.name(&format!("image{number}"));
+        std::fs::copy(&plain, &image).unwrap();
+        let rest = format!("type = \"plain\"\nkey-timeout = 600\nkey-command = [\"/bin/cat\", \"{}\"]", fifo.display());
+        config += &volume(&format!("hanging{number}"), &image, &rest);
+    }
+    let many = Many::start(dir, &config);
+    let waiting: Vec<_> = (0..HANGING)
+        .map(|number| {
+            let mut client = Connection::haggle(&many.nbd, Duration::from_secs(300)).unwrap();
+            let name = format!("hanging{number}");
+            let go = inlock_tests::nbd::go_data(name.as_bytes(), &[]);
+            client.send(&inlock_tests::nbd::option_bytes(inlock_tests::nbd::option::GO, &go)).unwrap();
+            client
+        })
+        .collect();
+    let opening = || many.control(&["list"]).matches("\"opening\"").count();
+    eventually("all volumes wait for their keys", opening, |number| *number == HANGING);
+    for _ in 0..20 {
+        many.client("healthy").unwrap().read(0, 512).unwrap();
+    }
+    // Each helper finds the end of the pipe.
+    drop(std::fs::OpenOptions::new().write(true).open(&fifo).unwrap());
+    eventually("all have failed", opening, |number| *number == 0);
+    drop(waiting);
+    many.stop();
+}

@@ -278,7 +278,7 @@ fn bytes_in_flight_are_limited_while_the_store_stands_still() {
         }
     }
     // Exactly as many as the limit has room for, for connected clients too.
-    for limit in [4, 20, 20] {
+    for limit in [4, 6, 6] {
         many.rewrite(&config(limit * LEN));
         many.control(&["reload"]);
         many.wait_until("v", "in_flight_bytes", limit * LEN);
@@ -288,13 +288,13 @@ fn bytes_in_flight_are_limited_while_the_store_stands_still() {
     }
     assert!(many.listed("v")["throttled_ns"].as_u64().unwrap() > 0);
     let text = many.control(&["status", "v"]);
-    assert!(text.contains("  in flight: 327680 bytes, throttled for "), "{text}");
+    assert!(text.contains("  in flight: 98304 bytes, throttled for "), "{text}");
     store.signal(Signal::CONT);
     clients.iter_mut().for_each(|client| receive(client, 40));
     many.wait_until("v", "in_flight_bytes", 0);
     let throttled = many.listed("v")["throttled_ns"].clone();
     assert_eq!(many.listed("v")["throttled_ns"], throttled, "it counts although nothing waits");
-    count("many_requests_held_in_their_sockets", 2 * 40 - 20);
+    count("many_requests_held_in_their_sockets", 2 * 40 - 6);
     drop(clients);
     many.stop();
 }

@@ -13,7 +13,7 @@ use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
 use super::protocol::{NbdError, command, command_flag};
-use super::throttle::Charge;
+use super::throttle::{Allowance, Blocked, Charge, Piece};
 use super::transmission::{Command, Head, extent_len};
 use super::zeroing::zeroing;
 use inlock_engine::buffer::HEADROOM;
@@ -48,6 +48,8 @@ pub(super) struct Owner<'a> {
     pub(super) style: ReplyStyle,
     pub(super) output: &'a mut Output,
     pub(super) memory: &'a mut Memory,
+    /// Its part in the limits of the export.
+    pub(super) allowance: Option<&'a mut Allowance>,
 }
 
 /// Command of a session, in one piece or in several.
@@ -64,13 +66,21 @@ struct ActiveRequest {
     outstanding: u32,
     /// First failure of a piece.
     error: Option<NbdError>,
-    /// Among the bytes in flight of the export.
+    /// Bytes of pieces that have begun, among those in flight of the export.
     charge: Option<Charge>,
 }
 
 impl ActiveRequest {
-    fn new(session: u32, command: Command, charge: Option<Charge>) -> Self {
-        Self { session, command, begun: 0, dataless: 0, can_deallocate: true, outstanding: 0, error: None, charge }
+    fn new(session: u32, command: Command) -> Self {
+        let (begun, dataless, outstanding) = (0, 0, 0);
+        Self { session, command, begun, dataless, can_deallocate: true, outstanding, error: None, charge: None }
+    }
+
+    /// Takes note that the buffer of a piece returns.
+    fn release(&mut self, piece: &MappedRange) {
+        if let Some(charge) = &mut self.charge {
+            charge.release(piece.len as u64);
+        }
     }
 
     /// Whether all its pieces have begun.
@@ -147,6 +157,8 @@ pub(super) enum Attempt {
     NoMemory,
     /// The piece waits for something else.
     Blocked,
+    /// The piece waits for a limit of the export.
+    Throttled(Blocked),
     /// A simple reply failed after its first data: as [`After::Disconnect`].
     Disconnect,
 }
@@ -195,10 +207,9 @@ impl ActiveTable {
     }
 
     /// Adds a request that was accepted, and returns its number.
-    pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>, turn: &Turn<'_>) -> u32 {
+    pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>) -> u32 {
         owner.output.unanswered += 1;
-        let (session, charge) = (owner.session, turn.charge(&command));
-        let request = ActiveRequest::new(session, command, charge);
+        let request = ActiveRequest::new(owner.session, command);
         let id = self.free.pop().unwrap_or_else(|| {
             self.requests.push(None);
             (self.requests.len() - 1) as u32
@@ -331,15 +342,32 @@ impl ActiveTable {
         if owner.memory.is_full() {
             return Attempt::NoMemory;
         }
+        // Everything that the session holds may wait for the rest of a simple reply.
+        let is_awaited = owner.output.long_read == Some(id) && !owner.output.is_leaving(id);
+        let piece = Piece { len: rest, is_whole: purpose == Purpose::ReadWhole, is_awaited };
+        let max_len = match owner.allowance.as_deref_mut().map(|allowance| allowance.piece(piece, turn.now)) {
+            Some(Err(blocked)) => return Attempt::Throttled(blocked),
+            Some(Ok(max_len)) => max_len,
+            None => u64::MAX,
+        };
         let holds_none = owner.memory.is_empty();
         let mapping = turn.mapping;
         let mut supply = self.supply(id, owner.output, holds_none, turn);
-        let Some((mapped, buffer, spare)) = take_buffers(&mut supply, mapping, owner.memory, (offset, rest), purpose)
-        else {
+        let range = (offset, rest, max_len);
+        let Some((mapped, buffer, spare)) = take_buffers(&mut supply, mapping, owner.memory, range, purpose) else {
             self.min_blocked_len.add(holds_none, min_competing_len);
             return if purpose == Purpose::ReadWhole { Attempt::Blocked } else { Attempt::NoMemory };
         };
         let request = self.request_mut(id);
+        if let Some(allowance) = owner.allowance.as_deref_mut() {
+            // Further pieces of a read in one chunk take no further buffer.
+            let len = if purpose == Purpose::ReadWhole { rest } else { mapped.len as u64 };
+            let charge = allowance.begin_piece(len);
+            match &mut request.charge {
+                Some(sum) => sum.add(charge),
+                none => *none = Some(charge),
+            }
+        }
         request.begun += mapped.len as u64;
         request.outstanding += 1;
         if is_read && owner.style == ReplyStyle::Simple {
@@ -368,11 +396,7 @@ impl ActiveTable {
         let error = if kind == command::READ { NbdError::Inval } else { NbdError::NoSpace };
         request.error.get_or_insert(error);
         match kind {
-            command::WRITE => {
-                // Its client may take any time for the rest: others do not wait for that.
-                request.charge = None;
-                return Attempt::Skip { rest: request.rest().1 };
-            }
+            command::WRITE => return Attempt::Skip { rest: request.rest().1 },
             command::READ if owner.style == ReplyStyle::Simple && begun > 0 => return Attempt::Disconnect,
             _ => {}
         }
@@ -420,6 +444,7 @@ impl ActiveTable {
             // An earlier piece failed. The rest of the payload is read only to find the next command.
             request.outstanding -= 1;
             let is_over = !has_more && request.outstanding == 0;
+            request.release(&mapped);
             owner.memory.give(turn.pool, Some(buffer));
             owner.memory.give(turn.pool, spare);
             if is_over {
@@ -456,14 +481,15 @@ impl ActiveTable {
             return self.read_finished(id, done, owner, turn);
         }
         let is_refused = done.result == Err(RequestError::Unsupported) && done.data.is_none();
-        give_back(done.data, done.spare, owner.memory, turn.pool);
         let request = self.request_mut(id);
+        if let Some((mapped, _)) = &done.data {
+            request.release(mapped);
+        }
+        give_back(done.data, done.spare, owner.memory, turn.pool);
         if is_refused && kind == command::WRITE_ZEROES && !request.command.has_flag(command_flag::FAST_ZERO) {
             // Table or access have changed, or the store cannot deallocate: zeroes are written instead.
             request.begun -= request.dataless;
             request.can_deallocate = false;
-            let (_, rest) = request.rest();
-            turn.charge_zeroes(rest);
             return After::NextPiece;
         }
         if let Err(error) = done.result {
@@ -533,7 +559,7 @@ impl ActiveTable {
         let is_long = range.len() >= LONG_REPLY;
         let range = start..HEADROOM + range.end;
         let is_unfinished = !is_last && style == ReplyStyle::Simple;
-        let charge = self.request_mut(id).charge.take_if(|_| is_last);
+        let charge = self.request_mut(id).charge.take();
         owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished, charge });
         if is_last {
             self.remove(id, owner.output);
@@ -607,17 +633,17 @@ enum Purpose {
     WriteZeroes,
 }
 
-/// Takes a buffer for the first piece of a range (offset and length), and a spare one for the edges of a partial write,
-/// or for the whole of a read that the mapping splits.
+/// Takes a buffer for the first piece of a range (offset, length, and maximum length of the piece), and a spare one for
+/// the edges of a partial write, or for the whole of a read that the mapping splits.
 fn take_buffers(
     supply: &mut Supply<'_>,
     mapping: &Mapping,
     memory: &mut Memory,
-    (offset, len): (u64, u64),
+    (offset, len, max_len): (u64, u64, u64),
     purpose: Purpose,
 ) -> Option<(MappedRange, Buffer, Option<Buffer>)> {
     let min_len = 2 * mapping.unit_len();
-    let max_len = BufferPool::LARGEST_PIECE.max(min_len);
+    let max_len = BufferPool::LARGEST_PIECE.min(usize::try_from(max_len).unwrap_or(usize::MAX)).max(min_len);
     let mut mapped = mapping.locate(offset, len, max_len).ok()?;
     let whole = purpose == Purpose::ReadWhole;
     let enough = if whole { mapped.aligned_len } else { mapped.aligned_len.min(min_len) };

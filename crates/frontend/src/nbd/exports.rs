@@ -124,7 +124,7 @@ impl ExportServer {
             options: options.clone(),
             lot: Arc::clone(parking.lot()),
             live: Arc::clone(&live),
-            throttles: (0..threads).map(|_| Throttle::new(&limits, Instant::now())).collect(),
+            throttles: (0..threads).map(|_| Throttle::new(&limits)).collect(),
             ring_name: OnceLock::new(),
         });
         let mut slots: Vec<Arc<Slot>> = Vec::new();

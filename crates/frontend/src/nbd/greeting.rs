@@ -8,6 +8,7 @@ use super::exports::{Catalog, Lease, Unavailable};
 use super::handshake::{Handshake, MAX_OPTION_LEN, Negotiated, Security, Step, list_entry, name_of, reply};
 use super::link::Link;
 use super::mux;
+use super::places::{Place, Places, Stage};
 use super::protocol::{Export, OPTION_MAGIC, option, option_reply};
 use super::relay::{Relay, time_until};
 use super::tls::{TlsMode, TlsServer};
@@ -29,6 +30,7 @@ pub(super) struct Greeting {
     /// Its other end is closed when the server stops.
     stop: Arc<OwnedFd>,
     tls: Option<Arc<TlsServer>>,
+    place: Place,
     /// The export that the client named last.
     lease: Option<(String, Lease)>,
     /// Exports that could not be opened for it.
@@ -38,17 +40,27 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    pub(super) fn new(socket: OwnedFd, limit: Duration, stop: Arc<OwnedFd>, tls: Option<Arc<TlsServer>>) -> Self {
+    /// Takes a place of `places`.
+    pub(super) fn new(
+        socket: OwnedFd,
+        limit: Duration,
+        stop: Arc<OwnedFd>,
+        tls: Option<Arc<TlsServer>>,
+        places: &Arc<Places>,
+    ) -> Self {
         // The worker sees another socket if this one goes over to TLS.
         mux::configure(&socket);
-        let link = Link::new(socket, None);
-        Self { link, deadline: Instant::now() + limit, stop, tls, lease: None, failures: 0, contexts_of: None }
+        let socket = Arc::new(socket);
+        let (link, place) = (Link::new(Arc::clone(&socket), None), places.enter(socket));
+        Self { link, deadline: Instant::now() + limit, stop, tls, place, lease: None, failures: 0, contexts_of: None }
     }
 
     /// Carries out the handshake, and gives the client to a worker. With TLS, returns what has to run afterwards.
     /// A client that violates the protocol, or takes too long, is disconnected without a reply.
     pub(super) fn run(mut self, catalog: &dyn Catalog) -> Option<Relay> {
         let (lease, negotiated) = self.negotiate(catalog)?;
+        self.place.leave()?;
+        drop(self.place);
         let socket = match self.link.into_plain() {
             Ok(socket) => {
                 lease.connect(socket, negotiated);
@@ -94,6 +106,9 @@ impl Greeting {
             item.extend(self.receive(len)?);
             let step = self.option(catalog, &mut handshake, (number, &item), &mut out)?;
             self.send(&mut out)?;
+            if !handshake.needs_tls() {
+                self.place.advance(Stage::Negotiating)?;
+            }
             match step {
                 Step::Continue => {}
                 Step::Close => return None,
@@ -142,6 +157,7 @@ impl Greeting {
                     return Err(Unavailable::Refused);
                 }
                 let began = Instant::now();
+                self.place.leave().ok_or(Unavailable::Refused)?;
                 let opened = catalog.open(name);
                 // The client is not to blame for the time that opening takes.
                 self.deadline += began.elapsed();

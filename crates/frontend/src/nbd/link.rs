@@ -7,6 +7,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags
 use rustls::Connection;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Bytes that are encrypted before the socket has taken them: one record more may follow.
 const UNSENT: usize = 256 << 10;
@@ -15,7 +16,7 @@ const RECEIVED: usize = 64 << 10;
 
 /// A connected socket, with TLS or without. No call waits.
 pub struct Link {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     session: Option<Box<Session>>,
 }
 
@@ -31,8 +32,8 @@ struct Session {
 
 impl Link {
     /// Takes a socket, and what encrypts it, whose handshake may be done.
-    pub fn new(socket: OwnedFd, connection: Option<Connection>) -> Self {
-        Self { socket, session: connection.map(Session::new) }
+    pub fn new(socket: impl Into<Arc<OwnedFd>>, connection: Option<Connection>) -> Self {
+        Self { socket: socket.into(), session: connection.map(Session::new) }
     }
 
     /// Goes over to TLS, whose handshake follows. What the socket has received is part of it.
@@ -40,12 +41,15 @@ impl Link {
         self.session = Some(Session::new(connection));
     }
 
-    /// Returns the socket, unless this is TLS.
+    /// Returns the socket, unless this is TLS, or another has the socket too.
     ///
     /// # Errors
-    /// It is TLS, and returned as it is.
+    /// It is TLS, or shared, and returned as it is.
     pub fn into_plain(self) -> Result<OwnedFd, Self> {
-        if self.session.is_some() { Err(self) } else { Ok(self.socket) }
+        if self.session.is_some() {
+            return Err(self);
+        }
+        Arc::try_unwrap(self.socket).map_err(|socket| Self { socket, session: None })
     }
 
     /// Takes the handshake of TLS further, and returns whether it is done and sent.

@@ -4,16 +4,13 @@ use super::descriptors;
 use super::exports::{Catalog, Dispatcher, Lease, Unavailable};
 use super::greeting::Greeting;
 use super::mux::Limits;
+use super::places::Places;
 use super::relay::Relays;
 use super::server::{Acceptor, Greeters, Listen, Server, ServerError, ServerOptions, Socket, bind};
-use super::session::CountGuard;
 use super::tls::TlsServer;
 use inlock_engine::Device;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Handshakes at a time; further clients are disconnected.
-const MAX_HANDSHAKES: usize = 256;
 /// Descriptors that a client with TLS needs: its socket, and a pair to its worker.
 const DESCRIPTORS_WITH_TLS: usize = 3;
 
@@ -102,17 +99,13 @@ fn greet(
 ) -> Result<(Acceptor, Greeters), ServerError> {
     let (stop, hangs_up) = rustix::pipe::pipe().map_err(|error| ServerError::Worker(error.into()))?;
     let (stop, greeters) = (Arc::new(stop), Greeters::new(Arc::clone(&threads), hangs_up));
-    let handshakes = Arc::new(AtomicUsize::new(0));
+    let places = Arc::new(Places::default());
     let acceptor = Acceptor::start(socket, move |client| {
-        if handshakes.load(Ordering::Relaxed) >= MAX_HANDSHAKES {
-            return;
-        }
-        let (count, thread) = (CountGuard::new(&handshakes), threads.enter());
-        let (catalog, greeting) =
-            (Arc::clone(&catalog), Greeting::new(client, limits.handshake, Arc::clone(&stop), tls.clone()));
+        let greeting = Greeting::new(client, limits.handshake, Arc::clone(&stop), tls.clone(), &places);
+        let (catalog, thread) = (Arc::clone(&catalog), threads.enter());
         let run = move || {
             let relay = greeting.run(&*catalog);
-            drop((catalog, count));
+            drop(catalog);
             if let Some(relay) = relay {
                 relay.run();
             }

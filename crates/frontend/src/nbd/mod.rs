@@ -25,6 +25,7 @@ mod mux;
 mod netlink;
 mod output;
 pub mod park;
+mod places;
 pub mod protocol;
 mod relay;
 pub mod server;

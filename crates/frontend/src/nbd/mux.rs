@@ -10,7 +10,7 @@ use super::active::{ActiveTable, After, QUANTUM, Turn};
 use super::handshake::Negotiated;
 use super::protocol::{Export, transmission_flag};
 use super::session::{CountGuard, Next, Receive, Session, Target};
-use super::throttle::{Blocked, Throttle};
+use super::throttle::{Allowance, Blocked, Throttle};
 use inlock_engine::Access;
 use inlock_engine::Errno;
 use inlock_engine::ring::{self, Completion, FileId, Returned, Token, Wait};
@@ -91,6 +91,27 @@ struct Connection {
     live: CountGuard,
 }
 
+/// What connections of a turn queue wait for at the limits of the export.
+#[derive(Debug, Default)]
+struct Throttled {
+    is_some: bool,
+    /// The first of those that wait for a rate has its turn then.
+    until: Option<Instant>,
+    /// One waits for bytes in flight of others.
+    is_by_others: bool,
+}
+
+impl Throttled {
+    fn add(&mut self, blocked: Blocked) {
+        self.is_some = true;
+        match blocked {
+            Blocked::Until(at) => self.until = Some(self.until.map_or(at, |until| until.min(at))),
+            Blocked::Others => self.is_by_others = true,
+            Blocked::Own => {}
+        }
+    }
+}
+
 /// The NBD frontend of one worker.
 pub(super) struct NbdFrontend {
     export: Arc<Export>,
@@ -117,9 +138,9 @@ pub(super) struct NbdFrontend {
     drain_until: Option<Instant>,
     /// Limits of the export.
     throttle: Option<Arc<Throttle>>,
-    /// A connection of the turn queue waits for a limit of the export.
-    is_throttled: bool,
-    /// The throttle counts the time for which requests wait.
+    /// Connections of the turn queue that wait for a limit of the export.
+    throttled: Throttled,
+    /// The throttle counts the time for which some wait.
     is_holding: bool,
     /// Connections of the turn queue are being served.
     is_serving: bool,
@@ -149,7 +170,7 @@ impl NbdFrontend {
             next_scan: now,
             drain_until: None,
             throttle: None,
-            is_throttled: false,
+            throttled: Throttled::default(),
             is_holding: false,
             is_serving: false,
             rest: None,
@@ -176,10 +197,11 @@ impl NbdFrontend {
                 self.connections.len() - 1
             }
         };
-        let session = match negotiated {
+        let mut session = match negotiated {
             Some(negotiated) => Session::negotiated(index as u32, negotiated, cx.pool),
             None => Session::new(index as u32, self.now, CountGuard::new(&self.handshakes), cx.pool),
         };
+        session.allowance = self.throttle.as_ref().map(|throttle| Allowance::new(throttle, self.now));
         self.connections[index] = Some(Connection {
             file,
             session,
@@ -232,13 +254,14 @@ impl NbdFrontend {
         self.refresh_export(cx);
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
         // Otherwise a client with many requests in its socket would take each byte that its replies give back.
-        let must_wait = self.is_throttled && !self.is_serving;
-        let Self { connections, active, export, throttle, .. } = self;
+        let must_wait = self.throttled.is_by_others && !self.is_serving;
+        let Self { connections, active, export, throttled, .. } = self;
         let Some(connection) = connections[index as usize].as_mut().filter(|c| !c.is_dropped) else { return };
         let Connection { file, session, .. } = connection;
-        let mut turn = lend(cx, (export, throttle), number, now, is_draining);
+        let mut turn = lend(cx, export, number, now, is_draining);
         turn.must_wait = must_wait;
         let next = session.process_input(active, &mut turn);
+        session.throttled.take().into_iter().for_each(|blocked| throttled.add(blocked));
         let (has_queued, has_waiting) = (session.output.has_queued(), session.has_waiting());
         let is_finished = session.is_finished();
         match next {
@@ -250,11 +273,7 @@ impl NbdFrontend {
                 let operation = ring::Operation::Receive { buffer, range, all };
                 cx.ring.submit(*file, operation, Token(kind | u64::from(index)));
             }
-            Next::Queue => self.queue_for_turn(index),
-            Next::Throttled => {
-                self.is_throttled = true;
-                self.queue_for_turn(index);
-            }
+            Next::Queue | Next::Throttled => self.queue_for_turn(index),
             Next::Disconnect => return self.drop_connection(cx, index),
             Next::Again | Next::Wait => {}
         }
@@ -273,7 +292,7 @@ impl NbdFrontend {
     /// whether some have more to begin that waits for the next turn only.
     fn serve_queue(&mut self, cx: &mut Context<'_>) -> bool {
         self.active.begin_turn();
-        (self.is_throttled, self.is_serving) = (false, true);
+        (self.throttled, self.is_serving) = (Throttled::default(), true);
         let mut is_ready = false;
         let mut spent = 0;
         for _ in 0..self.turn_queue.len() {
@@ -306,9 +325,10 @@ impl NbdFrontend {
 
     fn begin_waiting(&mut self, cx: &mut Context<'_>, index: u32) {
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
-        let Self { connections, active, export, throttle, .. } = self;
+        let Self { connections, active, export, throttled, .. } = self;
         let Some(Connection { session, .. }) = &mut connections[index as usize] else { return };
-        let next = session.begin_waiting(active, &mut lend(cx, (export, throttle), number, now, is_draining));
+        let next = session.begin_waiting(active, &mut lend(cx, export, number, now, is_draining));
+        session.throttled.take().into_iter().for_each(|blocked| throttled.add(blocked));
         if matches!(next, Next::Disconnect) {
             self.drop_connection(cx, index);
         }
@@ -359,7 +379,7 @@ impl NbdFrontend {
     /// received from them.
     fn scan(&mut self, cx: &mut Context<'_>) {
         let (now, limits) = (self.now, self.limits);
-        let is_throttled = self.is_throttled;
+        let is_throttled = self.throttled.is_some;
         let blocked = self.blocked_since(now);
         for index in 0..self.connections.len() as u32 {
             // A client does not wait for memory that it holds itself, and all wait while the device is suspended.
@@ -448,26 +468,9 @@ impl NbdFrontend {
 }
 
 /// Returns what a turn lends to a session.
-fn lend<'a>(
-    cx: &'a mut Context<'_>,
-    (export, throttle): (&'a Export, &'a Option<Arc<Throttle>>),
-    number: u64,
-    now: Instant,
-    is_draining: bool,
-) -> Turn<'a> {
+fn lend<'a>(cx: &'a mut Context<'_>, export: &'a Export, number: u64, now: Instant, is_draining: bool) -> Turn<'a> {
     let Context { pool, device, mapping, requests, .. } = cx;
-    Turn {
-        pool,
-        device,
-        mapping,
-        requests,
-        export,
-        number,
-        now,
-        is_draining,
-        throttle: throttle.as_ref(),
-        must_wait: false,
-    }
+    Turn { pool, device, mapping, requests, export, number, now, is_draining, must_wait: false }
 }
 
 /// Returns transmission flags with SEND_TRIM as access rights have it.
@@ -519,13 +522,13 @@ impl Frontend for NbdFrontend {
         let id = done.id as u32;
         let index = self.active.session_of(id);
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
-        let Self { connections, active, export, throttle, .. } = self;
+        let Self { connections, active, export, .. } = self;
         let Some(Connection { session, is_dropped, .. }) = &mut connections[index as usize] else { return };
         if *is_dropped {
             active.on_finished_dropped(done, &mut session.owner(), cx.pool);
             return self.remove_if_idle(index);
         }
-        let mut turn = lend(cx, (export, throttle), number, now, is_draining);
+        let mut turn = lend(cx, export, number, now, is_draining);
         let after = active.on_finished(done, &mut session.owner(), &mut turn);
         if matches!(after, After::NextPiece | After::Data { is_last: false, .. }) {
             session.wait(id);
@@ -572,22 +575,17 @@ impl Frontend for NbdFrontend {
             wait = Wait::Until(self.next_scan - self.now);
         }
         // The last one may have been dropped since it was served.
-        self.is_throttled &= !self.turn_queue.is_empty();
-        if self.is_holding
-            && !self.is_throttled
-            && let Some(throttle) = &self.throttle
-        {
-            // Those that waited have begun, or have left.
-            throttle.end_hold(self.now);
+        if self.turn_queue.is_empty() {
+            self.throttled = Throttled::default();
         }
-        self.is_holding = self.is_throttled;
-        if let Some(throttle) = self.throttle.as_ref().filter(|_| self.is_throttled) {
-            match throttle.blocked(self.now) {
-                None => wait = Wait::No,
-                Some(Blocked::Until(until)) => wait = Wait::Until(until.min(self.next_scan) - self.now),
-                // A request that ends wakes the worker. A new limit is noticed with the next scan.
-                Some(Blocked::InFlight) => {}
-            }
+        let is_holding = self.throttled.is_some;
+        if let Some(throttle) = self.throttle.as_ref().filter(|_| is_holding != self.is_holding) {
+            throttle.note_waiting(is_holding, self.now);
+            self.is_holding = is_holding;
+        }
+        if let Some(until) = self.throttled.until {
+            // Bytes in flight that return wake the worker. New limits are noticed with the next scan.
+            wait = Wait::Until(until.min(self.next_scan).saturating_duration_since(self.now));
         }
         if is_ready {
             wait = Wait::No;

@@ -93,6 +93,11 @@ impl Output {
         self.unanswered == 0 && !self.has_queued() && self.sending_since.is_none()
     }
 
+    /// Whether the client has something to take before it needs more of the reply to `request`.
+    pub(super) fn is_leaving(&self, request: u32) -> bool {
+        self.sending_since.is_some() || self.chunks.iter().any(|chunk| chunk.request == request)
+    }
+
     /// Queues a reply without data.
     pub(super) fn queue_reply(&mut self, head: &Head) {
         self.small_replies.extend_from_slice(head.bytes());

@@ -9,7 +9,7 @@ use super::handshake::{Handshake, Negotiated, Step};
 use super::memory::Memory;
 use super::output::Output;
 use super::protocol::command;
-use super::throttle::Blocked;
+use super::throttle::{Allowance, Blocked};
 use super::transmission::{Command, Head};
 use inlock_engine::{Buffer, BufferPool};
 use std::collections::VecDeque;
@@ -183,8 +183,10 @@ pub(super) struct Session {
     waiting: VecDeque<u32>,
     /// Number of a turn, and the cost of what began in it.
     spent: (u64, u64),
-    /// Since when no header has been read because of bytes in flight.
-    held_since: Option<Instant>,
+    /// Its part in the limits of the export, if that has some.
+    pub(super) allowance: Option<Allowance>,
+    /// The limit that something to begin has waited for since the worker last looked.
+    pub(super) throttled: Option<Blocked>,
 }
 
 impl Session {
@@ -211,7 +213,8 @@ impl Session {
             memory: Memory::new(pool),
             waiting: VecDeque::with_capacity(Output::MAX_UNANSWERED),
             spent: (0, 0),
-            held_since: None,
+            allowance: None,
+            throttled: None,
         }
     }
 
@@ -281,9 +284,9 @@ impl Session {
             self.input = Input::Closed(None);
             return Next::Again;
         }
-        // It waits for something else, unless it gets as far as the limit.
-        let held_since = self.held_since.take();
         if self.memory.is_full() || !self.output.has_room() {
+            // Others are not to blame for it.
+            self.allowance.iter_mut().for_each(Allowance::wait_for_client);
             return Next::Wait;
         }
         if self.is_spent(turn.number) || !active.has_room(self.output.unanswered) {
@@ -292,14 +295,10 @@ impl Session {
         // A client that has sent nothing waits for nothing.
         let has_input = !self.inbox.unread().is_empty();
         if has_input && turn.must_wait {
-            self.held_since = held_since;
-            return Next::Throttled;
+            return self.throttle(Blocked::Others);
         }
-        let held = if has_input { turn.hold() } else { None };
-        let is_in_flight = held == Some(Blocked::InFlight);
-        self.held_since = is_in_flight.then(|| held_since.unwrap_or(turn.now));
-        if held.is_some() {
-            return Next::Throttled;
+        if let Some(allowance) = self.allowance.as_mut().filter(|_| !has_input && self.waiting.is_empty()) {
+            allowance.settle(turn.now);
         }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
             Err(_) => {
@@ -308,11 +307,20 @@ impl Session {
             }
             Ok(None) => self.inbox.receive(),
             Ok(Some((command, len))) => {
+                let admitted = self.allowance.as_mut().map(|allowance| allowance.admit(&command, turn.now));
+                if let Some(Err(blocked)) = admitted {
+                    return self.throttle(blocked);
+                }
                 self.inbox.consume(len);
                 self.begin(command, active, turn);
                 Next::Again
             }
         }
+    }
+
+    fn throttle(&mut self, blocked: Blocked) -> Next {
+        self.throttled = Some(blocked);
+        Next::Throttled
     }
 
     /// Begins a command, or replies to it. A header follows unless the command has a payload or ends the input.
@@ -323,7 +331,7 @@ impl Session {
             Verdict::Empty => self.reply(&command, Head::done(&command, style)),
             Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),
             Verdict::Accepted => {
-                let id = active.insert(command, &mut self.owner(), turn);
+                let id = active.insert(command, &mut self.owner());
                 if command.kind == command::WRITE {
                     self.begin_payload(id, active, turn);
                 } else {
@@ -357,6 +365,10 @@ impl Session {
                 self.spent = (turn.number, self.spent_in(turn.number) + (*cost).max(MIN_COST));
             }
             Attempt::NoMemory | Attempt::Blocked => self.waiting.push_back(id),
+            Attempt::Throttled(blocked) => {
+                self.throttled = Some(*blocked);
+                self.waiting.push_back(id);
+            }
             Attempt::Skip { .. } | Attempt::Disconnect => {}
         }
         attempt
@@ -532,7 +544,7 @@ impl Session {
             match self.begin_piece(id, active, turn) {
                 Attempt::Payload { write, buffer, .. } => self.input = Input::Payload { write, buffer },
                 Attempt::Skip { rest } => self.input = Input::Skip { rest, then: AfterSkip::End(id) },
-                Attempt::NoMemory => no_memory = true,
+                Attempt::NoMemory | Attempt::Throttled(_) => no_memory = true,
                 Attempt::Begun { .. } | Attempt::Blocked => {}
                 Attempt::Disconnect => return Next::Disconnect,
             }
@@ -552,8 +564,8 @@ impl Session {
 
     /// Lends what an active request needs.
     pub(super) fn owner(&mut self) -> Owner<'_> {
-        let Self { index, negotiated, output, memory, .. } = self;
-        Owner { session: *index, style: negotiated.style, output, memory }
+        let Self { index, negotiated, output, memory, allowance, .. } = self;
+        Owner { session: *index, style: negotiated.style, output, memory, allowance: allowance.as_mut() }
     }
 
     /// Takes back what a send has sent.
@@ -591,11 +603,11 @@ impl Session {
         if self.spent.0 == turn { self.spent.1 } else { 0 }
     }
 
-    /// Returns the time since which the session has waited for others: the pool has no buffer, or the export has its
-    /// maximum of bytes in flight.
+    /// Returns the time since which the session has waited for others: the pool has no buffer, or others hold the bytes
+    /// in flight of the export.
     pub(super) fn blocked_since(&self, now: Instant) -> Option<Instant> {
-        let held_since = self.held_since.filter(|_| matches!(self.input, Input::Header));
-        self.memory.blocked_since(now).into_iter().chain(held_since).min()
+        let kept_waiting = self.allowance.as_ref().and_then(|allowance| allowance.kept_waiting_since(now));
+        self.memory.blocked_since(now).into_iter().chain(kept_waiting).min()
     }
 
     /// Returns the time since which the client has owed what frees the memory that the session holds: taking replies,

@@ -1,9 +1,19 @@
-//! Limits of an export: operations and bytes a second, as token buckets, and bytes of requests in flight.
+//! Limits of an export: operations and bytes a second, and bytes of requests in flight, shared by its clients.
 //!
-//! A request may begin when no bucket is in debt, and is charged in full when it begins. So a request that is larger
-//! than a bucket still runs, and those behind it wait until its debt is paid: over time the rate holds exactly. In the
-//! same way a request begins while there are fewer bytes in flight than the limit, however long it is.
+//! **Rates.** A client that has something to begin reserves a quantum of each rate, a hundredth of a second or a little
+//! more, at the end of the line of reservations. It begins requests and pieces while it has credit, when its turn has
+//! come. One that begins more than its credit owes the rest, which its next reservation pays. This is a deficit round
+//! robin of all clients of all workers, and over time the rates hold exactly. A client with nothing to begin gives back
+//! what it has not used.
+//!
+//! **Bytes in flight** are charged when a piece of a request gets its buffer, until the buffer returns. A client holds
+//! at most half of the limit, and one that holds nothing may always begin a short piece. So clients that take no
+//! replies, or send no payload, keep no other waiting. See docs/decisions/0081-shares-of-volume-limits.md.
 
+use super::protocol::command;
+use super::transmission::Command;
+use inlock_engine::BufferPool;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,11 +21,11 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExportLimits {
-    /// Requests a second.
+    /// Requests a second, refused ones too.
     pub operations: Option<u64>,
     /// Bytes read and written a second; zeroes too, unless they become holes.
     pub bytes: Option<u64>,
-    /// Bytes of requests whose header was read and whose reply has not left. Workers share it out among them.
+    /// Bytes of requests in buffers. Workers share it out among them.
     pub in_flight: Option<u64>,
 }
 
@@ -25,12 +35,17 @@ pub struct ExportLimits {
 pub struct ThrottleStats {
     /// Bytes of requests in flight.
     pub in_flight: u64,
-    /// Time for which no further request of some client was read, because of the limits. Workers add up.
+    /// Time for which some client had something to begin that waited for the limits. Workers add up.
     pub throttled: Duration,
 }
 
 /// Time whose share of a rate an idle export saves up.
 const BURST: Duration = Duration::from_millis(100);
+/// Part of a second whose share of a rate a client reserves at a time.
+const QUANTA_A_SECOND: u64 = 100;
+/// Length of a piece that may begin at any limit of bytes in flight, and minimum number of bytes to reserve. Shorter
+/// pieces of a long request would cost more than they move.
+const SHORT_PIECE: u64 = 64 << 10;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,47 +54,80 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The limits of an export, which its workers share.
 #[derive(Debug)]
 pub(super) struct SharedLimits {
-    buckets: Mutex<Buckets>,
+    rates: Mutex<Rates>,
     /// Number of workers.
     workers: u64,
 }
 
+/// Numbers of the rates in arrays.
+const OPERATIONS: usize = 0;
+const BYTES: usize = 1;
+
 #[derive(Debug)]
-struct Buckets {
+struct Rates {
     limits: ExportLimits,
-    /// When the debt of operations and of bytes is paid.
-    paid: [Instant; 2],
+    /// When the next reservation of operations, and of bytes, begins.
+    next: [Instant; 2],
+    /// Number of changes. Reservations of earlier limits do not count.
+    generation: u64,
+}
+
+impl Rates {
+    fn rate(&self, number: usize) -> Option<u64> {
+        [self.limits.operations, self.limits.bytes][number].map(|rate| rate.max(1))
+    }
+
+    /// Returns what a client reserves at a time.
+    fn quantum(&self, number: usize) -> i64 {
+        let part = self.rate(number).unwrap_or(u64::MAX) / QUANTA_A_SECOND;
+        let quantum = match number {
+            OPERATIONS => part.max(1),
+            // Whole pieces use it up.
+            _ => (part - part % SHORT_PIECE).clamp(SHORT_PIECE, BufferPool::LARGEST_PIECE as u64),
+        };
+        quantum.min(1 << 32) as i64
+    }
+
+    /// Returns the time that a rate needs for an amount.
+    fn cost(&self, number: usize, amount: u64) -> Duration {
+        let nanos = self.rate(number).map_or(0, |rate| u128::from(amount) * 1_000_000_000 / u128::from(rate));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// Adds a reservation to the line, and returns when it begins.
+    fn reserve(&mut self, number: usize, amount: u64, now: Instant) -> Instant {
+        let begin = now.checked_sub(BURST).map_or(self.next[number], |earliest| earliest.max(self.next[number]));
+        // A debt of centuries needs no more.
+        self.next[number] = begin.checked_add(self.cost(number, amount)).unwrap_or(begin);
+        begin
+    }
+
+    /// Gives back what was reserved and not used, or charges what was used beyond it.
+    fn settle(&mut self, number: usize, credit: i64, now: Instant) {
+        if credit < 0 {
+            self.reserve(number, credit.unsigned_abs(), now);
+        } else {
+            let unused = self.cost(number, credit.unsigned_abs());
+            self.next[number] = self.next[number].checked_sub(unused).unwrap_or(self.next[number]);
+        }
+    }
 }
 
 impl SharedLimits {
     pub(super) fn new(limits: ExportLimits, workers: usize, now: Instant) -> Arc<Self> {
-        let buckets = Mutex::new(Buckets { limits, paid: [now; 2] });
-        Arc::new(Self { buckets, workers: workers.max(1) as u64 })
+        let rates = Mutex::new(Rates { limits, next: [now; 2], generation: 0 });
+        Arc::new(Self { rates, workers: workers.max(1) as u64 })
     }
 
-    /// Replaces the limits. A debt is forgiven.
+    /// Replaces the limits. Debts are forgiven, and clients reserve again.
     pub(super) fn set(&self, limits: ExportLimits, now: Instant) {
-        *lock(&self.buckets) = Buckets { limits, paid: [now; 2] };
+        let mut rates = lock(&self.rates);
+        *rates = Rates { limits, next: [now; 2], generation: rates.generation + 1 };
     }
 
-    /// Returns when all debts are paid, and the limit of bytes in flight of one worker.
-    fn get(&self) -> (Instant, u64) {
-        let Buckets { limits, paid } = &*lock(&self.buckets);
-        (paid[0].max(paid[1]), limits.in_flight.map_or(u64::MAX, |limit| (limit / self.workers).max(1)))
-    }
-
-    /// Charges the buckets.
-    fn charge(&self, operations: u64, bytes: u64, now: Instant) {
-        let mut buckets = lock(&self.buckets);
-        let rates = [(buckets.limits.operations, operations), (buckets.limits.bytes, bytes)];
-        for (paid, (rate, amount)) in buckets.paid.iter_mut().zip(rates) {
-            let Some(rate) = rate else { continue };
-            let nanos = u128::from(amount) * 1_000_000_000 / u128::from(rate.max(1));
-            let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-            let since = now.checked_sub(BURST).map_or(*paid, |earliest| earliest.max(*paid));
-            // A debt of centuries needs no more.
-            *paid = since.checked_add(cost).unwrap_or(since);
-        }
+    /// Returns the limit of bytes in flight of one worker.
+    fn in_flight(&self, rates: &Rates) -> u64 {
+        rates.limits.in_flight.map_or(u64::MAX, |limit| (limit / self.workers).max(1))
     }
 }
 
@@ -87,226 +135,272 @@ impl SharedLimits {
 #[derive(Debug)]
 pub(super) struct Throttle {
     shared: Arc<SharedLimits>,
-    state: Mutex<State>,
+    in_flight: AtomicU64,
+    waits: Mutex<Waits>,
 }
 
-#[derive(Debug)]
-struct State {
-    in_flight: u64,
-    /// Last time that bytes in flight became fewer.
-    released: Instant,
-    /// Since when requests wait for a limit.
-    held_since: Option<Instant>,
+#[derive(Debug, Default)]
+struct Waits {
+    /// Since when some client waits for a limit.
+    since: Option<Instant>,
     throttled: Duration,
 }
 
-/// A reason why no request may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blocked {
-    /// A rate.
-    Until(Instant),
-    /// Requests in flight, of which one has to end.
-    InFlight,
-}
-
 impl Throttle {
-    pub(super) fn new(shared: &Arc<SharedLimits>, now: Instant) -> Arc<Self> {
-        let state = State { in_flight: 0, released: now, held_since: None, throttled: Duration::ZERO };
-        Arc::new(Self { shared: Arc::clone(shared), state: Mutex::new(state) })
+    pub(super) fn new(shared: &Arc<SharedLimits>) -> Arc<Self> {
+        Arc::new(Self { shared: Arc::clone(shared), in_flight: AtomicU64::new(0), waits: Mutex::default() })
     }
 
-    /// Returns why the next request may not begin `now`, if it may not.
-    pub(super) fn blocked(&self, now: Instant) -> Option<Blocked> {
-        self.look(now).1
-    }
-
-    fn look(&self, now: Instant) -> (MutexGuard<'_, State>, Option<Blocked>) {
-        let (paid, limit) = self.shared.get();
-        let mut state = lock(&self.state);
-        let blocked = match state.in_flight >= limit {
-            true => Some(Blocked::InFlight),
-            false => Some(Blocked::Until(paid)).filter(|_| paid > now),
-        };
-        if blocked.is_none()
-            && let Some(since) = state.held_since.take()
-        {
-            let until = paid.max(state.released).min(now);
-            state.throttled += until.saturating_duration_since(since);
-        }
-        (state, blocked)
-    }
-
-    /// Like [`Throttle::blocked`], for a request that waits if it is.
-    pub(super) fn hold(&self, now: Instant) -> Option<Blocked> {
-        let (mut state, blocked) = self.look(now);
-        if blocked.is_some() {
-            state.held_since.get_or_insert(now);
-        }
-        blocked
-    }
-
-    /// Charges a request that begins. `moved`: its bytes for the rate. `in_flight`: those that it may hold.
-    pub(super) fn begin(self: &Arc<Self>, moved: u64, in_flight: u64, now: Instant) -> Charge {
-        self.shared.charge(1, moved, now);
-        lock(&self.state).in_flight += in_flight;
-        Charge { throttle: Arc::clone(self), in_flight }
-    }
-
-    /// Charges bytes of a request that has begun.
-    pub(super) fn charge_bytes(&self, bytes: u64, now: Instant) {
-        self.shared.charge(0, bytes, now);
-    }
-
-    /// Ends the time of waiting: no request waits for a limit any longer, although none may begin.
-    pub(super) fn end_hold(&self, now: Instant) {
-        let (mut state, _) = self.look(now);
-        if let Some(since) = state.held_since.take() {
-            state.throttled += now.saturating_duration_since(since);
+    /// Takes note whether some client waits for a limit.
+    pub(super) fn note_waiting(&self, is_waiting: bool, now: Instant) {
+        let mut waits = lock(&self.waits);
+        if is_waiting {
+            waits.since.get_or_insert(now);
+        } else if let Some(since) = waits.since.take() {
+            waits.throttled += now.saturating_duration_since(since);
         }
     }
 
     pub(super) fn stats(&self, now: Instant) -> ThrottleStats {
-        let (state, _) = self.look(now);
-        let held = state.held_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        ThrottleStats { in_flight: state.in_flight, throttled: state.throttled + held }
+        let waits = lock(&self.waits);
+        let waiting = waits.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        ThrottleStats { in_flight: self.in_flight.load(Ordering::Relaxed), throttled: waits.throttled + waiting }
     }
 }
 
-/// The bytes in flight of a request, until it is dropped.
+/// A reason why a client may begin nothing more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// Its turn at a rate comes then.
+    Until(Instant),
+    /// It holds its part of the bytes in flight.
+    Own,
+    /// Other clients hold bytes in flight, or wait in front of it.
+    Others,
+}
+
+/// One client's part in the limits of an export.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    throttle: Arc<Throttle>,
+    /// Its bytes in flight.
+    held: Arc<AtomicU64>,
+    /// The limits for which it has reserved.
+    generation: u64,
+    /// Which rates are limited.
+    is_limited: [bool; 2],
+    /// Reserved operations and bytes that it has not used. Negative: it has used more than it reserved.
+    credit: [i64; 2],
+    /// When its last reservation begins.
+    begin: Instant,
+    /// First and last time that others kept it from beginning what it has.
+    kept_waiting: Option<(Instant, Instant)>,
+}
+
+/// Time after the last failed attempt for which a client still counts as waiting for others.
+const WAITING_FOR: Duration = Duration::from_secs(1);
+
+/// A piece of a request that is to begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    /// Bytes that are left of the request.
+    pub(super) len: u64,
+    /// It cannot be shorter than the rest of the request.
+    pub(super) is_whole: bool,
+    /// What the client holds waits for this piece.
+    pub(super) is_awaited: bool,
+}
+
+impl Piece {
+    /// The first piece of a request of `len` bytes.
+    pub(super) fn first(len: u64) -> Self {
+        Self { len, is_whole: false, is_awaited: false }
+    }
+
+    /// Length below which the piece does not begin.
+    fn least(self) -> u64 {
+        if self.is_whole { self.len } else { self.len.min(SHORT_PIECE) }
+    }
+}
+
+impl Allowance {
+    pub(super) fn new(throttle: &Arc<Throttle>, now: Instant) -> Self {
+        Self {
+            throttle: Arc::clone(throttle),
+            held: Arc::default(),
+            generation: 0,
+            is_limited: [false; 2],
+            credit: [0; 2],
+            begin: now,
+            kept_waiting: None,
+        }
+    }
+
+    /// Charges a request that begins, unless it may not.
+    pub(super) fn admit(&mut self, command: &Command, now: Instant) -> Result<(), Blocked> {
+        // A discard changes what the store knows of the bytes, and moves none.
+        let moves = matches!(command.kind, command::READ | command::WRITE | command::WRITE_ZEROES);
+        let admitted = self.may_begin(if moves { command.len } else { 0 }, now);
+        if admitted.is_ok() {
+            self.charge(OPERATIONS, 1);
+        }
+        admitted
+    }
+
+    /// Returns why a request that moves `len` bytes may not begin, if it may not.
+    fn may_begin(&mut self, len: u64, now: Instant) -> Result<(), Blocked> {
+        let shared = Arc::clone(&self.throttle.shared);
+        let rates = &mut *lock(&shared.rates);
+        if len == 0 {
+            return self.take_turn(rates, &[OPERATIONS], now);
+        }
+        self.room(shared.in_flight(rates), Piece::first(len), now)?;
+        self.take_turn(rates, &[OPERATIONS, BYTES], now)
+    }
+
+    /// Returns the maximum length of a piece, or why none may begin.
+    pub(super) fn piece(&mut self, piece: Piece, now: Instant) -> Result<u64, Blocked> {
+        let shared = Arc::clone(&self.throttle.shared);
+        let rates = &mut *lock(&shared.rates);
+        let room = self.room(shared.in_flight(rates), piece, now)?;
+        self.take_turn(rates, &[BYTES], now)?;
+        let credit = if self.is_limited[BYTES] { self.credit[BYTES].unsigned_abs() } else { u64::MAX };
+        Ok(room.min(credit).max(piece.least()))
+    }
+
+    /// Charges a piece of `len` bytes that begins.
+    pub(super) fn begin_piece(&mut self, len: u64) -> Charge {
+        self.charge(BYTES, len);
+        self.throttle.in_flight.fetch_add(len, Ordering::Relaxed);
+        self.held.fetch_add(len, Ordering::Relaxed);
+        Charge { throttle: Arc::clone(&self.throttle), held: Arc::clone(&self.held), len }
+    }
+
+    fn charge(&mut self, number: usize, amount: u64) {
+        if self.is_limited[number] {
+            self.credit[number] = self.credit[number].saturating_sub_unsigned(amount);
+        }
+    }
+
+    /// Returns how many bytes in flight a piece may add.
+    fn room(&mut self, limit: u64, piece: Piece, now: Instant) -> Result<u64, Blocked> {
+        let held = self.held.load(Ordering::Relaxed);
+        let (least, may_exceed) = (piece.least(), held == 0 || piece.is_awaited);
+        let of_client = (limit / 2).max(1).saturating_sub(held);
+        if of_client < least && !may_exceed {
+            // Its own replies or payloads have to go first.
+            self.kept_waiting = None;
+            return Err(Blocked::Own);
+        }
+        let of_all = limit.saturating_sub(self.throttle.in_flight.load(Ordering::Relaxed));
+        if of_all >= least {
+            self.kept_waiting = None;
+        } else {
+            let since = self.kept_waiting_since(now).unwrap_or(now);
+            self.kept_waiting = Some((since, now));
+            if !may_exceed {
+                return Err(Blocked::Others);
+            }
+        }
+        Ok(of_client.min(of_all))
+    }
+
+    /// Reserves what the client has used up of these rates, and returns when its turn comes unless it has.
+    fn take_turn(&mut self, rates: &mut Rates, numbers: &[usize], now: Instant) -> Result<(), Blocked> {
+        if self.generation != rates.generation {
+            (self.generation, self.credit, self.begin) = (rates.generation, [0; 2], now);
+        }
+        numbers.iter().for_each(|&number| self.is_limited[number] = rates.rate(number).is_some());
+        // One that owes more than a quantum waits for several turns.
+        while self.begin <= now {
+            let mut has_turn = true;
+            for &number in numbers {
+                if self.is_limited[number] && self.credit[number] <= 0 {
+                    let quantum = rates.quantum(number);
+                    self.begin = self.begin.max(rates.reserve(number, quantum.unsigned_abs(), now));
+                    self.credit[number] = self.credit[number].saturating_add(quantum);
+                    has_turn = false;
+                }
+            }
+            if has_turn {
+                return Ok(());
+            }
+        }
+        Err(Blocked::Until(self.begin))
+    }
+
+    /// Returns it with bytes that are reserved, and whose turn has come.
+    #[cfg(test)]
+    pub(super) fn with_credit(mut self, bytes: i64) -> Self {
+        (self.credit[BYTES], self.is_limited[BYTES]) = (bytes, true);
+        self
+    }
+
+    /// Returns the number of reserved bytes that are not used.
+    #[cfg(test)]
+    pub(super) fn credit(&self) -> i64 {
+        self.credit[BYTES]
+    }
+
+    /// Gives back what is reserved and not used: the client has nothing to begin.
+    pub(super) fn settle(&mut self, now: Instant) {
+        if self.credit == [0; 2] {
+            return;
+        }
+        let credit = std::mem::take(&mut self.credit);
+        let mut rates = lock(&self.throttle.shared.rates);
+        if self.generation == rates.generation {
+            (OPERATIONS..=BYTES).for_each(|number| rates.settle(number, credit[number], now));
+        }
+    }
+
+    /// The client cannot begin more before it takes replies.
+    pub(super) fn wait_for_client(&mut self) {
+        self.kept_waiting = None;
+    }
+
+    /// Returns the time since which bytes in flight of others have kept the client waiting, if that still lasts.
+    pub(super) fn kept_waiting_since(&self, now: Instant) -> Option<Instant> {
+        self.kept_waiting
+            .filter(|(_, last)| now.saturating_duration_since(*last) <= WAITING_FOR)
+            .map(|(since, _)| since)
+    }
+}
+
+impl Drop for Allowance {
+    fn drop(&mut self) {
+        self.settle(Instant::now());
+    }
+}
+
+/// Bytes in flight, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     throttle: Arc<Throttle>,
-    in_flight: u64,
+    held: Arc<AtomicU64>,
+    len: u64,
+}
+
+impl Charge {
+    /// Adds the bytes of another piece of the same client.
+    pub(super) fn add(&mut self, mut other: Self) {
+        self.len += std::mem::take(&mut other.len);
+    }
+
+    /// Takes the bytes of a piece that has ended out of it.
+    pub(super) fn release(&mut self, len: u64) {
+        let len = len.min(self.len);
+        self.len -= len;
+        self.throttle.in_flight.fetch_sub(len, Ordering::Relaxed);
+        self.held.fetch_sub(len, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if self.in_flight > 0 {
-            let mut state = lock(&self.throttle.state);
-            state.in_flight -= self.in_flight;
-            if state.held_since.is_some() {
-                state.released = Instant::now();
-            }
-        }
+        self.release(self.len);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn throttle(limits: ExportLimits, now: Instant) -> Arc<Throttle> {
-        Throttle::new(&SharedLimits::new(limits, 1, now), now)
-    }
-
-    /// Runs requests of `bytes` for `secs` of a simulated clock, and returns their number.
-    fn requests_in(limits: ExportLimits, start: Instant, secs: u64, bytes: u64) -> u64 {
-        let throttle = throttle(limits, start);
-        let (mut now, mut count) = (start, 0);
-        while now < start + Duration::from_secs(secs) {
-            match throttle.hold(now) {
-                Some(Blocked::Until(until)) => now = until,
-                Some(Blocked::InFlight) => panic!("no limit"),
-                None => {
-                    drop(throttle.begin(bytes, bytes, now));
-                    count += 1;
-                }
-            }
-        }
-        // Everything but the burst at the start and the debt at the end is time of waiting.
-        let throttled = throttle.stats(now).throttled;
-        assert!(throttled <= now - start && throttled + BURST + BURST > now - start, "{throttled:?}");
-        count
-    }
-
-    #[test]
-    fn rates_hold_over_time() {
-        let start = Instant::now() + Duration::from_secs(1);
-        let limits = |operations, bytes| ExportLimits { operations, bytes, in_flight: None };
-        // A tenth of a second is saved up at the start.
-        let operations = requests_in(limits(Some(1000), None), start, 10, 4096);
-        assert!((10_000..=10_102).contains(&operations), "{operations}");
-        let bytes = requests_in(limits(None, Some(1 << 20)), start, 10, 4096);
-        assert!((2560..=2590).contains(&bytes), "{bytes}");
-        // Requests of four seconds each.
-        let large = requests_in(limits(Some(1000), Some(1 << 20)), start, 10, 4 << 20);
-        assert_eq!(large, 3);
-    }
-
-    #[test]
-    fn new_limits_apply_at_once() {
-        let now = Instant::now();
-        let limits = ExportLimits { operations: None, bytes: Some(1), in_flight: Some(1) };
-        let throttle = throttle(limits, now);
-        let charge = throttle.begin(1 << 30, 1 << 30, now);
-        assert_eq!(throttle.blocked(now), Some(Blocked::InFlight));
-        throttle.shared.set(ExportLimits { in_flight: None, ..limits }, now);
-        assert_eq!(throttle.blocked(now), None, "the debt is not forgiven");
-        throttle.shared.set(ExportLimits { in_flight: Some(1 << 30), ..limits }, now);
-        assert_eq!(throttle.blocked(now), Some(Blocked::InFlight));
-        drop(charge);
-        throttle.shared.set(ExportLimits::default(), now);
-        drop(throttle.begin(1 << 30, 1 << 30, now));
-        assert_eq!(throttle.blocked(now), None, "an export without limits waits");
-    }
-
-    #[test]
-    fn request_begins_below_the_limit_of_bytes_in_flight() {
-        let now = Instant::now();
-        let limits = ExportLimits { in_flight: Some(10), ..ExportLimits::default() };
-        let throttle = throttle(limits, now);
-        // One that is longer than the limit begins alone.
-        let long = throttle.begin(100, 100, now);
-        assert_eq!((throttle.hold(now), throttle.stats(now).in_flight), (Some(Blocked::InFlight), 100));
-        drop(long);
-        assert_eq!(throttle.hold(now), None);
-        let short: Vec<_> = (0..2).map(|_| throttle.begin(5, 5, now)).collect();
-        assert_eq!(throttle.hold(now), Some(Blocked::InFlight));
-        drop(short);
-        assert_eq!((throttle.hold(now), throttle.stats(now).in_flight), (None, 0));
-    }
-
-    #[test]
-    fn workers_share_the_bytes_in_flight_out() {
-        let now = Instant::now();
-        let limits = ExportLimits { in_flight: Some(20), bytes: Some(1 << 30), ..ExportLimits::default() };
-        let shared = SharedLimits::new(limits, 2, now);
-        let [one, other] = [0, 1].map(|_| Throttle::new(&shared, now));
-        let _charge = one.begin(0, 10, now);
-        assert_eq!((one.blocked(now), other.blocked(now)), (Some(Blocked::InFlight), None));
-        // The rates are those of both.
-        let _charge = one.begin(1 << 30, 0, now);
-        assert!(matches!(other.blocked(now), Some(Blocked::Until(until)) if until > now));
-        shared.set(ExportLimits { in_flight: Some(1), ..limits }, now);
-        assert_eq!(other.blocked(now), None, "no request of a worker would ever begin");
-    }
-
-    #[test]
-    fn time_at_a_limit_ends_with_the_limit() {
-        let start = Instant::now();
-        let at = |secs| start + Duration::from_secs(secs);
-        let throttle = throttle(ExportLimits { bytes: Some(10), ..ExportLimits::default() }, start);
-        let _charge = throttle.begin(50, 0, start);
-        assert_eq!(throttle.stats(at(2)).throttled, Duration::ZERO, "nothing waits");
-        assert!(throttle.hold(at(2)).is_some());
-        assert_eq!(throttle.stats(at(4)).throttled, Duration::from_secs(2));
-        // The debt is paid after five seconds, and nothing looked at it.
-        assert_eq!(throttle.stats(at(60)).throttled, Duration::from_secs(3));
-        assert_eq!(throttle.stats(at(90)).throttled, Duration::from_secs(3));
-    }
-
-    #[test]
-    fn time_at_a_limit_ends_with_those_that_wait() {
-        let start = Instant::now();
-        let at = |secs| start + Duration::from_secs(secs);
-        let throttle = throttle(ExportLimits { in_flight: Some(1), ..ExportLimits::default() }, start);
-        let _charge = throttle.begin(0, 1, start);
-        throttle.end_hold(at(1));
-        assert_eq!(throttle.stats(at(2)).throttled, Duration::ZERO, "nothing has waited");
-        assert!(throttle.hold(at(3)).is_some());
-        throttle.end_hold(at(5));
-        assert_eq!(throttle.stats(at(60)).throttled, Duration::from_secs(2));
-        assert!(throttle.hold(at(70)).is_some());
-        assert_eq!(throttle.stats(at(71)).throttled, Duration::from_secs(3));
-    }
-}
+mod tests;

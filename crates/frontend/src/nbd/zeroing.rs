@@ -26,20 +26,6 @@ pub(super) fn zeroing(
     if may_deallocate(command, access) { mapping.zeroing(offset, len, max_len) } else { None }
 }
 
-/// Returns the number of bytes that a write-zeroes writes: all but the holes that it leaves.
-pub(super) fn zeroes_written(command: &Command, access: Access, mapping: &Mapping) -> u64 {
-    let (mut done, mut written) = (0, 0);
-    while done < command.len {
-        let rest = (command.offset.saturating_add(done), command.len - done);
-        match zeroing(command, rest, u64::MAX, access, mapping) {
-            Some(Zeroing::Deallocate(len)) if len > 0 => done += len,
-            Some(Zeroing::Write(len)) if len > 0 => (done, written) = (done + len, written + len),
-            _ => return written + rest.1,
-        }
-    }
-    written
-}
-
 /// Whether discards alone carry out a write-zeroes.
 pub(super) fn zeroes_fast(command: &Command, access: Access, mapping: &Mapping) -> bool {
     may_deallocate(command, access) && mapping.can_zero_fast(command.offset, command.len)

@@ -142,7 +142,6 @@ fn ranges_that_are_alike_are_one_extent() {
         number: 1,
         now: Instant::now(),
         is_draining: false,
-        throttle: None,
         must_wait: false,
     };
     let mut extents = |flags, offset, len| {
@@ -177,7 +176,7 @@ fn only_a_read_in_one_chunk_competes_for_long_buffers() {
         (command(command::READ, 0, 0, 8192), 0),
         (command(command::BLOCK_STATUS, command_flag::REQ_ONE, 0, 8192), 0),
     ] {
-        let request = ActiveRequest::new(0, command, None);
+        let request = ActiveRequest::new(0, command);
         assert_eq!(request.min_competing_len(), len);
     }
 }
@@ -214,14 +213,11 @@ fn only_a_request_that_has_not_begun_waits_behind_others() {
         number: 1,
         now: Instant::now(),
         is_draining: false,
-        throttle: None,
         must_wait: false,
     };
     let mut active = ActiveTable::new();
     let command = command(command::READ, 0, 0, 8192);
-    active
-        .requests
-        .extend([0, 4096].map(|begun| Some(ActiveRequest { begun, ..ActiveRequest::new(0, command, None) })));
+    active.requests.extend([0, 4096].map(|begun| Some(ActiveRequest { begun, ..ActiveRequest::new(0, command) })));
     active.min_blocked_len.add(true, 4096);
     let mut is_behind = |id| active.supply(id, &Output::new(), false, &mut turn).is_behind;
     assert_eq!([is_behind(0), is_behind(1)], [true, false]);
@@ -238,7 +234,7 @@ fn piece_has_a_buffer_for_two_data_units_at_least() {
         let mut pool = BufferPool::new(&[BufferClass { capacity, count: 4 }]);
         let mut memory = Memory::new(&pool);
         let mut supply = Supply { pool: &mut pool, may_use_reserve: true, is_behind: false, now: Instant::now() };
-        take_buffers(&mut supply, &device.mapping(), &mut memory, (100, 100_000), Purpose::Read).is_some()
+        take_buffers(&mut supply, &device.mapping(), &mut memory, (100, 100_000, u64::MAX), Purpose::Read).is_some()
     };
     assert_eq!([4096, 6144, 8192].map(takes), [false, false, true]);
 }

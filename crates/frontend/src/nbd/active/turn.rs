@@ -1,13 +1,9 @@
-//! Parts of the worker that a turn lends, and charges of its requests.
+//! Parts of the worker that a turn lends.
 
-use crate::nbd::protocol::{Export, command};
-use crate::nbd::throttle::{Blocked, Charge, Throttle};
-use crate::nbd::transmission::Command;
-use crate::nbd::zeroing::zeroes_written;
+use crate::nbd::protocol::Export;
 use inlock_engine::worker::Request;
 use inlock_engine::{BufferPool, Device, Mapping};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Parts of the worker that one turn lends to sessions and active requests.
@@ -24,38 +20,6 @@ pub(in crate::nbd) struct Turn<'a> {
     pub(in crate::nbd) now: Instant,
     /// The server stops: no more commands are read.
     pub(in crate::nbd) is_draining: bool,
-    /// Limits of the export.
-    pub(in crate::nbd) throttle: Option<&'a Arc<Throttle>>,
-    /// Other sessions wait for a limit, and come first.
+    /// Other sessions wait for bytes in flight, and come first.
     pub(in crate::nbd) must_wait: bool,
-}
-
-impl Turn<'_> {
-    /// Returns why no request may begin now, if the export is at a limit.
-    pub(in crate::nbd) fn hold(&self) -> Option<Blocked> {
-        self.throttle.and_then(|throttle| throttle.hold(self.now))
-    }
-
-    /// Charges a request that begins.
-    pub(super) fn charge(&self, command: &Command) -> Option<Charge> {
-        let throttle = self.throttle?;
-        let (moved, in_flight) = match command.kind {
-            command::READ | command::WRITE => (command.len, command.len),
-            // One piece at a time.
-            command::WRITE_ZEROES => {
-                let written = zeroes_written(command, self.device.access(), self.mapping);
-                (written, command.len.min(BufferPool::LARGEST_PIECE as u64))
-            }
-            // A discard changes what the store knows of the bytes, and moves none.
-            _ => (0, 0),
-        };
-        Some(throttle.begin(moved, in_flight, self.now))
-    }
-
-    /// Charges zeroes that are written although they were to be holes.
-    pub(super) fn charge_zeroes(&self, len: u64) {
-        if let Some(throttle) = self.throttle {
-            throttle.charge_bytes(len, self.now);
-        }
-    }
 }

@@ -101,7 +101,7 @@ impl Fixture {
     /// Returns a server whose clients may move a byte a second.
     fn with_a_byte_a_second() -> (Arc<Throttle>, Self) {
         let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
-        let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now());
+        let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()));
         let fixture = Self::throttled(Limits::default(), Some(Arc::clone(&throttle)));
         (throttle, fixture)
     }
@@ -311,7 +311,7 @@ fn client_that_holds_memory_and_takes_no_replies_is_dropped_while_another_waits(
 fn in_flight(bytes: u64) -> (Arc<SharedLimits>, Arc<Throttle>) {
     let limits = ExportLimits { in_flight: Some(bytes), ..ExportLimits::default() };
     let shared = SharedLimits::new(limits, 1, Instant::now());
-    let throttle = Throttle::new(&shared, Instant::now());
+    let throttle = Throttle::new(&shared);
     (shared, throttle)
 }
 
@@ -354,19 +354,39 @@ fn clients_at_the_limit_of_bytes_in_flight_are_served_in_turn() {
 fn turn_after_the_limit_is_not_waited_for() {
     let (shared, throttle) = in_flight(1);
     let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
-    let mut clients = [(); 2].map(|()| fixture.connected());
-    clients[0].command(command::READ, READ_LEN);
-    clients[1].command(command::READ, 4096);
-    while !fixture.nbd().is_throttled {
+    let mut client = fixture.connected();
+    client.command(command::READ, READ_LEN);
+    client.command(command::READ, 4096);
+    while !fixture.nbd().throttled.is_some {
         fixture.turn();
     }
     assert!(matches!(fixture.worker.front().wait, Wait::Until(limit) if limit <= SCAN), "nothing else would wake it");
     // The limit changes between the look at it and the end of the turn: the next turn comes at once.
     shared.set(ExportLimits::default(), Instant::now());
     fixture.turn();
-    let [_, second] = &mut clients;
-    fixture.run_until(&mut [second], REPLY_LEN + 4096);
-    assert!(!fixture.nbd().is_throttled);
+    assert!(!fixture.nbd().throttled.is_some);
+    fixture.run_until(&mut [&mut client], REPLY_LEN + READ_LEN as usize + REPLY_LEN + 4096);
+}
+
+/// Clients that take no replies hold all that they may, and one that comes later is served a piece at a time.
+#[test]
+fn client_is_served_while_others_take_no_replies() {
+    const COUNT: usize = 100;
+    let (_shared, throttle) = in_flight(256 << 10);
+    let mut fixture = Fixture::throttled(Limits::default(), Some(Arc::clone(&throttle)));
+    let mut clients = [(); 4].map(|()| fixture.connected());
+    let [others @ .., last] = &mut clients;
+    others.iter_mut().for_each(|client| (0..3).for_each(|_| client.command(command::READ, READ_LEN)));
+    while throttle.stats(Instant::now()).in_flight < 256 << 10 || !fixture.nbd().throttled.is_some {
+        fixture.turn();
+    }
+    for _ in 0..COUNT {
+        last.command(command::READ, 4096);
+        fixture.run_until(&mut [last], REPLY_LEN + 4096);
+    }
+    last.command(command::READ, READ_LEN);
+    fixture.run_until(&mut [last], REPLY_LEN + READ_LEN as usize);
+    assert!(throttle.stats(Instant::now()).in_flight >= 256 << 10, "others have taken replies");
 }
 
 #[test]
@@ -376,7 +396,7 @@ fn client_that_leaves_while_it_waits_for_a_limit_is_counted_no_longer() {
     // The debt of the first is paid in months, and its reply is longer than the socket.
     client.command(command::READ, READ_LEN);
     client.command(command::READ, 4096);
-    while !fixture.nbd().is_throttled {
+    while !fixture.nbd().throttled.is_some {
         fixture.turn();
     }
     let after = |secs| throttle.stats(Instant::now() + Duration::from_secs(secs)).throttled;
@@ -394,7 +414,7 @@ fn client_that_leaves_without_a_reply_to_send_is_noticed_while_it_waits_for_a_li
     clients[0].command(command::READ, 4096);
     fixture.run_until(&mut [&mut clients[0]], REPLY_LEN + 4096);
     clients.iter_mut().for_each(|client| client.command(command::READ, 4096));
-    while !fixture.nbd().is_throttled {
+    while !fixture.nbd().throttled.is_some {
         fixture.turn();
     }
     let [first, second] = clients;

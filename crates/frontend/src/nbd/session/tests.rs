@@ -4,7 +4,7 @@ use super::*;
 use crate::nbd::active::After;
 use crate::nbd::handshake::ReplyStyle;
 use crate::nbd::protocol::{Export, INIT_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, command, option};
-use crate::nbd::throttle::{ExportLimits, SharedLimits, Throttle};
+use crate::nbd::throttle::{Allowance, ExportLimits, SharedLimits, Throttle};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::Errno;
 use inlock_engine::buffer::BufferClass;
@@ -127,7 +127,6 @@ impl Fixture {
             number: self.turn,
             now: Instant::now(),
             is_draining: self.is_draining,
-            throttle: self.throttle.as_ref(),
             must_wait: false,
         };
         f(&mut self.session, &mut self.active, &mut turn)

@@ -1,6 +1,7 @@
 //! Sessions of an export with limits.
 
 use super::*;
+use crate::nbd::memory::Supply;
 use crate::nbd::protocol::command_flag;
 use std::num::NonZeroU64;
 
@@ -8,11 +9,25 @@ fn limits(in_flight: u64) -> ExportLimits {
     ExportLimits { in_flight: Some(in_flight), ..ExportLimits::default() }
 }
 
+impl Fixture {
+    /// Has the session be a client of an export with limits.
+    fn limit(&mut self, shared: &Arc<SharedLimits>) {
+        let throttle = Throttle::new(shared);
+        self.session.allowance = Some(Allowance::new(&throttle, Instant::now()));
+        self.throttle = Some(throttle);
+    }
+
+    /// Another client of the export.
+    fn other(&self) -> Allowance {
+        Allowance::new(self.throttle.as_ref().unwrap(), Instant::now())
+    }
+}
+
 /// A session, and the limits of its export.
 fn fixture(in_flight: u64) -> (Fixture, Arc<SharedLimits>) {
     let mut fixture = Fixture::in_transmission();
     let shared = SharedLimits::new(limits(in_flight), 1, Instant::now());
-    fixture.throttle = Some(Throttle::new(&shared, Instant::now()));
+    fixture.limit(&shared);
     (fixture, shared)
 }
 
@@ -26,7 +41,8 @@ fn reads(count: usize) -> Vec<u8> {
 
 #[test]
 fn session_at_the_limit_reads_no_header() {
-    let (mut fixture, _) = fixture(2 * UNIT);
+    // Half of the limit is for other clients.
+    let (mut fixture, _) = fixture(4 * UNIT);
     let all = reads(5);
     let header_len = all.len() / 5;
     assert!(matches!(fixture.arrive(&all), Next::Throttled));
@@ -63,7 +79,7 @@ fn request_longer_than_the_limit_is_carried_out_alone() {
             _ => header(kind, 0, 2 * PIECE),
         };
         let next = fixture.arrive(&[first, reads(1)].concat());
-        assert!(matches!(next, Next::Throttled), "{kind}: {next:?}");
+        assert!(fixture.session.throttled.is_some(), "{kind}: {next:?}");
         let mut replies = Vec::new();
         for _ in 0..4 {
             while !fixture.requests.is_empty() {
@@ -98,10 +114,10 @@ fn session_that_is_dropped_holds_no_bytes_in_flight() {
 
 #[test]
 fn new_limit_holds_for_requests_that_wait() {
-    let (mut fixture, shared) = fixture(UNIT);
+    let (mut fixture, shared) = fixture(2 * UNIT);
     assert!(matches!(fixture.arrive(&reads(3)), Next::Throttled));
     assert_eq!(fixture.requests.len(), 1);
-    shared.set(limits(2 * UNIT), Instant::now());
+    shared.set(limits(4 * UNIT), Instant::now());
     assert!(matches!(fixture.process(), Next::Throttled));
     assert_eq!(fixture.requests.len(), 2);
     shared.set(ExportLimits::default(), Instant::now());
@@ -111,51 +127,58 @@ fn new_limit_holds_for_requests_that_wait() {
 
 #[test]
 fn session_waits_for_others_only_with_a_request() {
-    let (mut fixture, _) = fixture(UNIT);
+    let (mut fixture, _) = fixture(8 * UNIT);
     let now = Instant::now();
     assert!(matches!(fixture.arrive(&reads(1)), Next::Receive(_)), "a session that has nothing to read is held");
-    assert_eq!(fixture.session.blocked_since(now), None);
+    let of_other = fixture.other().begin_piece(7 * UNIT);
     fixture.put(&[]);
+    assert_eq!(fixture.session.blocked_since(now), None);
     assert!(matches!(fixture.arrive(&reads(1)), Next::Throttled));
+    assert_eq!(fixture.session.throttled, Some(Blocked::Others));
     assert!(fixture.session.blocked_since(now).is_some());
-    fixture.finish(Ok(()));
-    fixture.send();
-    fixture.process();
+    drop(of_other);
+    assert!(matches!(fixture.process(), Next::Receive(_)));
     assert_eq!(fixture.session.blocked_since(now), None);
 }
 
 #[test]
 fn session_that_may_hold_no_more_waits_for_its_own_client() {
-    let (mut fixture, _) = fixture(1);
+    let (mut fixture, _) = fixture(100 * PIECE);
+    let _of_other = fixture.other().begin_piece(100 * PIECE);
     let next = fixture.arrive(&[header(command::READ, 0, 100 * PIECE), reads(1)].concat());
     assert!(matches!(next, Next::Throttled), "{next:?}");
-    assert!(fixture.session.held_since.is_some());
-    // Pieces of the first request take all the memory that the session may have.
-    while !fixture.session.memory.is_full() {
-        fixture.turn += 1;
-        fixture.begin_waiting();
-        fixture.finish(Ok(()));
+    let kept_waiting =
+        |fixture: &Fixture| fixture.session.allowance.as_ref().unwrap().kept_waiting_since(Instant::now());
+    assert!(kept_waiting(&fixture).is_some());
+    let Fixture { session, pool, .. } = &mut fixture;
+    let mut held = Vec::new();
+    while !session.memory.is_full() {
+        let supply = &mut Supply { pool, may_use_reserve: true, is_behind: false, now: Instant::now() };
+        held.extend(session.memory.take(supply, PIECE as usize, PIECE as usize));
     }
     assert!(matches!(fixture.process(), Next::Wait));
-    assert_eq!(fixture.session.held_since, None, "others would be blamed for it");
+    assert_eq!(kept_waiting(&fixture), None, "others would be blamed for it");
 }
 
-/// Returns for how many seconds a command keeps an export of 1 byte a second waiting.
-fn debt(fixture: &mut Fixture, command: &[u8]) -> u64 {
+/// Returns how many bytes an export with a rate is charged for a command, all pieces of which end with `result`.
+fn charged(fixture: &mut Fixture, command: &[u8], mut result: impl FnMut(&Request) -> Result<(), RequestError>) -> u64 {
+    const CREDIT: i64 = 1 << 40;
     let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
-    fixture.throttle = Some(Throttle::new(&SharedLimits::new(limits, 1, Instant::now()), Instant::now()));
-    fixture.arrive(command);
-    debt_left(fixture)
-}
-
-fn debt_left(fixture: &Fixture) -> u64 {
-    let now = Instant::now();
-    match fixture.throttle.as_ref().unwrap().blocked(now) {
-        // Rounded up: some of it is paid by now.
-        Some(Blocked::Until(until)) => until.duration_since(now).as_secs() + 1,
-        Some(Blocked::InFlight) => panic!("no limit"),
-        None => 0,
+    fixture.limit(&SharedLimits::new(limits, 1, Instant::now()));
+    let allowance = |fixture: &mut Fixture| fixture.session.allowance.take().unwrap();
+    fixture.session.allowance = Some(allowance(fixture).with_credit(CREDIT));
+    // With a part of the next header nothing is given back.
+    fixture.arrive(&[command, &[0x25]].concat());
+    while !fixture.requests.is_empty() || fixture.session.has_waiting() {
+        if let Some(request) = fixture.requests.front() {
+            let result = result(request);
+            if fixture.finish(result) == After::NextPiece {
+                fixture.begin_waiting();
+            }
+        }
     }
+    fixture.send();
+    (CREDIT - allowance(fixture).credit()) as u64
 }
 
 #[test]
@@ -165,9 +188,8 @@ fn zeroes_are_charged_as_the_bytes_that_are_written() {
         command[4..6].copy_from_slice(&flags.to_be_bytes());
         command
     };
-    let mut fixture = Fixture::in_transmission();
-    assert_eq!(debt(&mut fixture, &zeroes(0, 0, 8 * PIECE)), 8 * PIECE, "all of it, before its second piece begins");
-    assert_eq!(fixture.requests.len(), 1);
+    let done = |_: &Request| Ok(());
+    assert_eq!(charged(&mut Fixture::in_transmission(), &zeroes(0, 0, 8 * PIECE), done), 8 * PIECE);
 
     // A device with holes that read as zeroes.
     let with_holes = || {
@@ -180,13 +202,27 @@ fn zeroes_are_charged_as_the_bytes_that_are_written() {
         fixture.negotiate()
     };
     let (offset, len) = (PIECE - UNIT, UNIT + 2 * PIECE + 2 * UNIT);
-    assert_eq!(debt(&mut with_holes(), &zeroes(0, offset, len)), 3 * UNIT, "what is around the holes");
-    assert_eq!(debt(&mut with_holes(), &zeroes(command_flag::NO_HOLE, offset, len)), len);
+    let charged_of = |command: &[u8]| charged(&mut with_holes(), command, done);
+    assert_eq!(charged_of(&zeroes(0, offset, len)), 3 * UNIT, "what is around the holes");
+    assert_eq!(charged_of(&zeroes(command_flag::NO_HOLE, offset, len)), len);
     // A discard moves nothing.
-    assert_eq!(debt(&mut with_holes(), &header(command::TRIM, 0, 4 * PIECE)), 0);
+    assert_eq!(charged_of(&header(command::TRIM, 0, 4 * PIECE)), 0);
+    assert_eq!(charged_of(&zeroes(0, 0, 2 * PIECE)), 0);
     // The store cannot make the hole after all.
-    let mut fixture = with_holes();
-    assert_eq!(debt(&mut fixture, &zeroes(0, 0, 2 * PIECE)), 0);
-    fixture.finish(Err(RequestError::Unsupported));
-    assert_eq!(debt_left(&fixture), 2 * PIECE);
+    let refused = |request: &Request| match request.data {
+        None => Err(RequestError::Unsupported),
+        Some(_) => Ok(()),
+    };
+    assert_eq!(charged(&mut with_holes(), &zeroes(0, 0, 2 * PIECE), refused), 2 * PIECE);
+}
+
+#[test]
+fn refused_requests_are_operations() {
+    let mut fixture = Fixture::in_transmission();
+    let limits = ExportLimits { operations: Some(1), ..ExportLimits::default() };
+    fixture.limit(&SharedLimits::new(limits, 1, Instant::now()));
+    let refused = header(command::READ, DEVICE_LEN, UNIT);
+    assert!(matches!(fixture.arrive(&refused.repeat(3)), Next::Throttled));
+    assert_eq!(fixture.send().len(), 16, "one reply");
+    assert_eq!(fixture.session.inbox.unread().len(), 2 * refused.len());
 }
