@@ -134,7 +134,7 @@ impl Connection<'_> {
         let Ok((ours, theirs)) = UnixStream::pair() else { return };
         let deadline = Instant::now() + TIME;
         let facts = ExportFacts { size: 1 << 30, flags: 1, min_block: 1, max_payload: MAX_PAYLOAD };
-        let link = Link::new(ours.into(), None);
+        let link = Link::new(std::os::fd::OwnedFd::from(ours), None);
         let mut line = Line::new(Dialed { link, style: self.style, has_extents: true, facts, server: Vec::new() }, 0);
         started.into_iter().filter_map(|pending| Job::of(pending, deadline)).for_each(|job| line.queue(job));
         line.queue(Job::new(Kind::Extents, Owner::Query(query), QUERY.0, QUERY.1, deadline));

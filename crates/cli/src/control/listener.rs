@@ -50,10 +50,10 @@ impl Listener {
     pub(crate) fn bind_unix(path: &Path) -> anyhow::Result<Self> {
         let path = &std::path::absolute(path)?;
         let shown = path.display();
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() || is_listening(path) {
-                return Err(CliError::AddressInUse { address: shown.to_string() }.into());
-            }
+        if let Ok(found) = std::fs::symlink_metadata(path)
+            && (!found.file_type().is_socket() || is_listening(path))
+        {
+            return Err(CliError::AddressInUse { address: shown.to_string() }.into());
         }
         let listener = socket::listen(path).with_context(|| format!("cannot listen on {shown}"))?;
         Ok(Self {
