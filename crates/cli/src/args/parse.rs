@@ -104,9 +104,8 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
 
     options.key_file = options.key_files.first().cloned();
     options.given = given(&command, &matches);
-    let debug = debug_of(&options);
-    let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
-    let (disable_blkid, serialize_pbkdf) = (options.disable_blkid, options.serialize_memory_hard_pbkdf);
+    let (debug, disable_locks, disable_blkid) = (debug_of(&options), options.disable_locks, options.disable_blkid);
+    let (verbose, serialize_pbkdf) = (options.verbose || debug.is_some(), options.serialize_memory_hard_pbkdf);
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
