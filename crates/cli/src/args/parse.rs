@@ -106,15 +106,9 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
 
     options.key_file = options.key_files.first().cloned();
     options.given = given(&command, &matches);
-    let debug = match (options.debug_json, options.debug) {
-        (true, _) => Some(Debug::WithJson),
-        (false, true) => Some(Debug::Plain),
-        (false, false) => None,
-    };
-    let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
-    let disable_blkid = options.disable_blkid;
+    let (debug, disable_locks, disable_blkid) = (debug_of(&options), options.disable_locks, options.disable_blkid);
+    let (verbose, serialize_pbkdf) = (options.verbose || debug.is_some(), options.serialize_memory_hard_pbkdf);
     let allow_copy = options.allow_copy;
-    let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
     let remote_options = remote_options(&options)?;
     let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
     let done = |request| {
@@ -168,6 +162,14 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     let test_args = options.test_args;
     let prepared = (action.prepare)(options, Arguments(words.into_iter()))?;
     done(if test_args { Request::TestArgs } else { Request::Run(prepared) })
+}
+
+fn debug_of(options: &Options) -> Option<Debug> {
+    match (options.debug_json, options.debug) {
+        (true, _) => Some(Debug::WithJson),
+        (false, true) => Some(Debug::Plain),
+        (false, false) => None,
+    }
 }
 
 /// Finds the action with this name, and applies what an alias implies.
