@@ -1,4 +1,5 @@
-//! One writer of a volume, whatever name its storage has: exports of NBD servers, files on overlayfs, parts of a device.
+//! One writer of a volume under all names of its storage: exports of NBD servers, files on overlayfs, parts of a
+//! device.
 
 mod harness;
 
@@ -137,7 +138,7 @@ fn volume_on_an_export_has_one_writer_on_this_host() {
             drop(reader);
             moment(held, &[]).works();
         }
-        // Whatever writes to the bytes of the volume counts.
+        // All that writes to the bytes of the volume counts.
         let holder = holding(&image, &[]);
         if serve == "serve" {
             call(["luksFormat", "-q", &names[0], key[1]]).fails(5, &[OTHER_NAME]);
@@ -175,7 +176,7 @@ fn copy_of_a_volume_opens_beside_it() {
     drop(held);
 }
 
-/// What passes on the bytes of a volume is no user of it.
+/// A server that passes on the bytes of a volume is no user of it.
 #[test]
 fn volume_opens_over_a_server_of_its_image() {
     let (dir, run) = (Dir::new(), Run::new());

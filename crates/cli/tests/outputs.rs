@@ -219,7 +219,8 @@ fn export_over_file_size_limit_fails_and_is_not_killed() {
 
 /// Returns the files of the directory whose names end with `.incomplete`.
 fn left_over(dir: &Dir) -> Vec<String> {
-    let names = std::fs::read_dir(dir.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names =
+        std::fs::read_dir(dir.path("")).expect("the directory").map(|entry| entry.expect("an entry").file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.ends_with(".incomplete")).collect()
 }
 
@@ -278,9 +279,11 @@ fn long_export(dir: &Dir, words: &[&str]) -> std::process::Child {
     let (image, key) = (dir.image("image", 64 << 10), dir.file("image-key", &[7; 32]));
     let mut export = inlock();
     export.args(["export", "--type", "plain", "--key-file", &key, &image]).args(words);
-    let export = export.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let export =
+        export.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("inlock starts");
     let written = || {
-        let others = std::fs::read_dir(dir.path("")).unwrap().map(|entry| entry.unwrap().path());
+        let others =
+            std::fs::read_dir(dir.path("")).expect("the directory").map(|entry| entry.expect("an entry").path());
         others.filter(|path| !path.ends_with("image")).map(|path| allocated(&path)).max()
     };
     eventually("data are written", written, |len| len.is_some_and(|len| len > 2 << 20));
@@ -289,7 +292,7 @@ fn long_export(dir: &Dir, words: &[&str]) -> std::process::Child {
 
 /// Sends a signal, and returns how the process has ended.
 fn end_by(signal: Signal, child: std::process::Child) -> harness::Ended {
-    rustix::process::kill_process(Pid::from_child(&child), signal).unwrap();
+    rustix::process::kill_process(Pid::from_child(&child), signal).expect("it runs");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.signal(), Some(signal.as_raw()));
     harness::Ended { code: -1, out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }

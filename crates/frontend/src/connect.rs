@@ -23,7 +23,8 @@ pub fn report_after(limit: Duration) -> Duration {
     REPORT_AFTER.min(limit / 3)
 }
 
-/// Connects to a socket with a path of any length. Blocks for at most `limit`, and calls `waiting` once if it takes long.
+/// Connects to a socket with a path of any length. Blocks for at most `limit`, and calls `waiting` once if it takes
+/// long.
 ///
 /// # Errors
 ///

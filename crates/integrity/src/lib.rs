@@ -20,6 +20,7 @@ mod freshness;
 mod journal_cipher;
 mod journal_codec;
 mod layout;
+mod load;
 mod marks;
 mod options;
 mod resize;
@@ -39,8 +40,9 @@ pub use freshness::{
 };
 pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};
+pub use load::load;
 pub use marks::Marks;
-pub use options::{MAX_JOURNAL_SECTORS, Mode, OpenOptions, load};
+pub use options::{MAX_JOURNAL_SECTORS, Mode, OpenOptions};
 pub use resize::resize;
 pub use store::{Fill, Filled, IntegrityStore, Sealing};
 pub use stores::{DeviceSizes, Stores};

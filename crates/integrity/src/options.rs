@@ -2,11 +2,8 @@
 
 use crate::error::IntegrityError;
 use crate::journal_cipher::JournalCipher;
-use crate::layout::Layout;
-use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
 use crate::tags::TagHash;
-use crate::verify::check_superblock;
 use std::sync::Arc;
 
 /// Way in which data and tags are kept together.
@@ -81,7 +78,7 @@ impl OpenOptions {
     }
 
     /// Checks the options by themselves and against a superblock.
-    fn check(&self, sb: &Superblock) -> Result<(), IntegrityError> {
+    pub(crate) fn check(&self, sb: &Superblock) -> Result<(), IntegrityError> {
         let require = |good: bool, option: &'static str, reason: &'static str| {
             if good { Ok(()) } else { Err(IntegrityError::option(option, reason)) }
         };
@@ -99,29 +96,6 @@ impl OpenOptions {
         require(self.mode != Mode::Bitmap || internal, "mode", "a bitmap needs an internal hash")?;
         require(!self.allow_discards || internal, "allow-discards", "discards need an internal hash")?;
         require(!self.recalculate || internal, "integrity-recalculate", "there is no internal hash")?;
-        require(self.sectors_per_bit != Some(0), "bitmap-sectors-per-bit", "it is at least 1")?;
-        check_superblock(self, sb)
+        require(self.sectors_per_bit != Some(0), "bitmap-sectors-per-bit", "it is at least 1")
     }
-}
-
-/// Reads the superblock and checks it against the devices and the options. Writes nothing.
-///
-/// # Errors
-///
-/// Names the field or option that is not possible.
-pub fn load(stores: &Stores, options: &OpenOptions) -> Result<(Superblock, Layout), IntegrityError> {
-    let (superblock, bytes) = Superblock::read(stores)?;
-    options.check(&superblock)?;
-    if options.mode != Mode::Recovery {
-        superblock.check_mac(&bytes[..], options.journal_mac.as_deref())?;
-    }
-    let layout = Layout::new(&superblock, &stores.sizes())?;
-    let sectors = layout.journal.sectors();
-    if sectors > MAX_JOURNAL_SECTORS && !options.long_journal && options.mode != Mode::Recovery {
-        return Err(IntegrityError::LongJournal { sectors });
-    }
-    if options.mode == Mode::Bitmap && superblock.flags.has(Flags::DIRTY_BITMAP) {
-        layout.bitmap_len(superblock.log2_blocks_per_bitmap_bit)?;
-    }
-    Ok((superblock, layout))
 }

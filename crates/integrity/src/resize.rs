@@ -3,7 +3,8 @@
 use crate::device::IntegrityDevice;
 use crate::error::IntegrityError;
 use crate::layout::{Layout, largest_interleaved};
-use crate::options::{Mode, OpenOptions, load};
+use crate::load::load;
+use crate::options::{Mode, OpenOptions};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock, write_bytes};
 

@@ -9,7 +9,7 @@ use crate::options::{Mode, OpenOptions};
 use crate::superblock::{Flags, Superblock};
 use crate::tags::{DISCARD_FILLER, TagHash, Tagger};
 
-/// What a block and its tag say.
+/// Verdict on a block and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The tag is that of the data.
@@ -63,7 +63,7 @@ impl Verifier {
             return Verdict::Verified;
         }
         if self.allow_discards && tag.iter().all(|byte| *byte == DISCARD_FILLER) {
-            // The filler has no key: whoever wrote it may have written the data, too.
+            // The filler has no key: its author may have written the data, too.
             return if self.tagger.hash().algorithm().is_keyed() { Verdict::Zeroes } else { Verdict::Discarded };
         }
         if self.is_pending(sector, tag, pending()) {

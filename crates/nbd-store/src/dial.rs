@@ -46,7 +46,7 @@ pub(crate) struct Dialed {
     /// Whether extents can be asked for.
     pub(crate) has_extents: bool,
     pub(crate) facts: ExportFacts,
-    /// What the server has in common under all of its names.
+    /// Names that the server has in common, under all addresses that lead to it.
     pub(crate) server: Vec<String>,
 }
 

@@ -74,8 +74,8 @@ pub(crate) fn option_outside<'a>(options: &'a Options, groups: &[&[&str]]) -> Op
     options.given.iter().map(String::as_str).find(is_outside)
 }
 
-/// Returns the command that an old name of integritysetup and veritysetup stands for. `create` has the name of the volume
-/// before its device.
+/// Returns the command that an old name of integritysetup and veritysetup stands for. `create` has the name of the
+/// volume before its device.
 pub(crate) fn old_name(command: String, arguments: &mut Arguments) -> String {
     match command.as_str() {
         "create" => {

@@ -248,7 +248,7 @@ fn of_volume(
         ));
         report.health = Health::Unusable;
         report.advise(
-            "The header may have been changed: restore it from a backup. If the volume was formatted anew without \
+            "The header may have been changed: restore it from a backup. If the volume was formatted again without \
              integrity protection, open it with --allow-integrity-superblock.",
             Some(format!("inlock luksHeaderRestore {path} --header-backup-file BACKUP")),
         );

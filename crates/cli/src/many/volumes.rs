@@ -36,7 +36,7 @@ use crate::volume::unlocked::LockedStores;
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the threads of the server.
 const MAX_WAITING: usize = 16;
-/// The same while [`MANY_WAITING`] clients wait for volumes: these places no other volume can take.
+/// Clients that may wait for a volume while [`MANY_WAITING`] wait for all: no other volume can take these places.
 const OWN_WAITING: usize = 4;
 const MANY_WAITING: usize = 256;
 /// Threads that close idle volumes.

@@ -28,8 +28,8 @@ pub(crate) fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
-/// Returns the file of a layer that a file on overlayfs is, at the time of the call: both names mean the same bytes, but
-/// the kernel gives them different inodes. `None`: another file system, or a layer that this process does not see.
+/// Returns the file of a layer that a file on overlayfs is, at the time of the call: both names mean the same bytes,
+/// but the kernel gives them different inodes. `None`: another file system, or a layer that this process does not see.
 pub(crate) fn file_of_layer(path: &Path) -> Option<PathBuf> {
     // The type of `f_type` differs between architectures, its lowest 32 bits do not.
     #[allow(clippy::unnecessary_cast)]

@@ -1,5 +1,5 @@
-//! Files behind others: a loop device, or a partition of one, is a range of a file, and a name on overlayfs is a file of
-//! a layer.
+//! Files behind others: a loop device, or a partition of one, is a range of a file, and a name on overlayfs is a file
+//! of a layer.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};

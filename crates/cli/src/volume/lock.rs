@@ -178,8 +178,8 @@ fn in_use(device: &Device) -> CliError {
     CliError::InUse { path: device.path.clone(), hint }
 }
 
-/// Locks the device, exclusively to write or shared with other readers, and the volume that its first bytes tell. For an
-/// exclusive lock the device is open for writing.
+/// Locks the device, exclusively to write or shared with other readers, and the volume that its first bytes tell. For
+/// an exclusive lock the device is open for writing.
 pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
     let lock = storage(device, mode)?;
     let volume = volume::name_on(device)?.map(|name| self::volume(device, &name, mode)).transpose()?;
@@ -196,7 +196,7 @@ pub(crate) fn volume(device: &Device, name: &VolumeName, mode: Mode) -> anyhow::
     Ok(DeviceLock { _ranges: Vec::new(), _names: Vec::new(), _volume: volume })
 }
 
-/// Locks the bytes of the device under all of its names, whatever they are: as [`whole_device`], without the volume.
+/// Locks the bytes of the device under all of its names: as [`whole_device`], without the volume.
 pub(crate) fn storage(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
     let dirs = lock_dirs();
     let mut names = Vec::new();

@@ -70,7 +70,7 @@ fn refused(path: &Path, offset: u64) -> anyhow::Error {
              protection.",
             path.display()
         ),
-        "restore the header from a backup; if the volume was formatted anew without integrity protection, use \
+        "restore the header from a backup; if the volume was formatted again without integrity protection, use \
          --allow-integrity-superblock until its first block is written",
     )
 }

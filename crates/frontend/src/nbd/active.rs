@@ -323,12 +323,7 @@ impl ActiveTable {
         }
         let rest = rest.min(max_len);
         let (is_durable, min_competing_len) = (request.is_durable(), request.min_competing_len());
-        let purpose = match request.command.kind {
-            command::READ if request.is_unfragmented() => Purpose::ReadWhole,
-            command::READ => Purpose::Read,
-            command::WRITE => Purpose::Write,
-            _ => Purpose::WriteZeroes,
-        };
+        let purpose = Purpose::of(request);
         let is_read = matches!(purpose, Purpose::Read | Purpose::ReadWhole);
         // Replies behind an unfinished simple one cannot leave, and hold memory that its next pieces may need.
         if is_read && owner.output.long_read.is_some_and(|long| long != id) {
@@ -631,6 +626,17 @@ enum Purpose {
     ReadWhole,
     Write,
     WriteZeroes,
+}
+
+impl Purpose {
+    fn of(request: &ActiveRequest) -> Self {
+        match request.command.kind {
+            command::READ if request.is_unfragmented() => Self::ReadWhole,
+            command::READ => Self::Read,
+            command::WRITE => Self::Write,
+            _ => Self::WriteZeroes,
+        }
+    }
 }
 
 /// Takes a buffer for the first piece of a range (offset, length, and maximum length of the piece), and a spare one for

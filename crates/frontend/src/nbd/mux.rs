@@ -91,7 +91,7 @@ struct Connection {
     live: CountGuard,
 }
 
-/// What connections of a turn queue wait for at the limits of the export.
+/// Causes for which connections of a turn queue wait at the limits of the export.
 #[derive(Debug, Default)]
 struct Throttled {
     is_some: bool,

@@ -207,7 +207,7 @@ pub(super) struct Piece {
     pub(super) len: u64,
     /// It cannot be shorter than the rest of the request.
     pub(super) is_whole: bool,
-    /// What the client holds waits for this piece.
+    /// Whether all that the client holds waits for this piece.
     pub(super) is_awaited: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Fields that nobody signed, crossed with modes, keys and options: with a key a reader gets the bytes that were
+//! Fields without a signature, crossed with modes, keys and options: with a key a reader gets the bytes that were
 //! written, or none.
 //!
 //! The attacker has the whole image and no key. Each volume has an older and a newer content of its blocks, of which
@@ -29,7 +29,7 @@ enum Kind {
     Keyless,
 }
 
-/// What was done before the attack.
+/// State before the attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed,

@@ -285,13 +285,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         warn(format_args!("the LUKS2 keyslots area is changed to {len} bytes, which end before the data"));
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
-    let replaced = {
-        let _header = lock::header(device, Mode::Shared)?;
-        if !args.batch {
-            warn_of_header(device)?;
-        }
-        Volume::load(&device.header()?).ok()
-    };
+    let replaced = header_to_replace(args, device)?;
     if interactive {
         terminal::confirm(
             &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
@@ -303,10 +297,8 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     if given.secret.is_empty() && matches!(args.key.file, Some(KeyFile::Path(_))) {
         warn("the key file is empty: the volume opens without a passphrase");
     }
-    let key = match &args.key.volume_key {
-        Some(source) => Some(secret::read_volume_key(source, Some(args.key_len))?),
-        None => None,
-    };
+    let key = args.key.volume_key.as_ref();
+    let key = key.map(|source| secret::read_volume_key(source, Some(args.key_len))).transpose()?;
     let _header = lock::header(device, Mode::Exclusive)?;
     check_unchanged(device, replaced.as_ref())?;
     if data.is_some() && !device.is_block() && device.len < header_len {
@@ -341,6 +333,15 @@ fn warn_of_header(device: &Device) -> anyhow::Result<()> {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
     signatures::warn_of(device, "").map(drop)
+}
+
+/// Returns the header that is on the device, and names it and what else is there.
+fn header_to_replace(args: &FormatArgs, device: &Device) -> anyhow::Result<Option<Volume>> {
+    let _header = lock::header(device, Mode::Shared)?;
+    if !args.batch {
+        warn_of_header(device)?;
+    }
+    Ok(Volume::load(&device.header()?).ok())
 }
 
 /// Fails if another program has changed the header that is to be replaced since the user was asked.

@@ -64,6 +64,18 @@ impl FormatArgs {
         })
     }
 
+    /// Names what a hash device has, and asks on a terminal.
+    fn confirm(&self, devices: &VerityDevices) -> anyhow::Result<()> {
+        if let Some(hash) = devices.hash.as_ref().filter(|_| !self.batch)
+            && signatures::warn_of(hash, "DM_verity_hash")?
+            && terminal::stdin_is_terminal()
+        {
+            let text = format!("This will overwrite data on {} irrevocably.", hash.path.display());
+            terminal::confirm(&text, CliError::NotConfirmed)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let root_hash_file = self.root_hash_file.as_deref().map(|path| self.take(path)).transpose()?;
         make_file(&self.hash)?;
@@ -72,13 +84,7 @@ impl FormatArgs {
         }
         let devices = VerityDevices::open(&self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
         let path = &devices.hash().path;
-        if let Some(hash) = devices.hash.as_ref().filter(|_| !self.batch)
-            && signatures::warn_of(hash, "DM_verity_hash")?
-            && terminal::stdin_is_terminal()
-        {
-            let text = format!("This will overwrite data on {} irrevocably.", path.display());
-            terminal::confirm(&text, CliError::NotConfirmed)?;
-        }
+        self.confirm(&devices)?;
         let mut parameters = self.given.parameters(&devices.data);
         if self.given.salt.is_none() {
             parameters.salt = random_salt().map_err(cannot_use(path))?;

@@ -1,7 +1,8 @@
 //! Locks on an image itself, which the processes of all users see: an open file description lock for a range of it.
 //!
-//! Byte `n` of an image is locked at `IMAGE + n`, beyond any byte that a file can have, since other programs lock bytes at
-//! the start of images for their own purposes; and at `PARTS + n` among volumes that share an image. The kernel releases a lock with the last descriptor of the description.
+//! Byte `n` of an image is locked at `IMAGE + n`, beyond any byte that a file can have, since other programs lock bytes
+//! at the start of images for their own purposes; and at `PARTS + n` among volumes that share an image. The kernel
+//! releases a lock with the last descriptor of the description.
 
 use std::fs::File;
 use std::thread;
