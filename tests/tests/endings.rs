@@ -298,7 +298,7 @@ fn passphrase_on_stdin_ends_before_newline() -> Result<()> {
         (&[], "", 1),
     ] {
         let mut command = inlock()?;
-        command.args(["export", "--range", "0:512"]).args(args).arg(&made.image).arg(&out);
+        command.args(["export", "-q", "--range", "0:512"]).args(args).arg(&made.image).arg(&out);
         let ended = output_with_input(&mut command, input.as_bytes())?;
         ensure!(
             ended.status.code() == Some(status),

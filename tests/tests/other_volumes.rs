@@ -62,7 +62,7 @@ impl Made {
     fn export(&self, range: Option<(u64, u64)>) -> Result<Vec<u8>> {
         let out = self.dir.path().join("plain.img");
         let mut command = inlock()?;
-        command.arg("export").args(self.opening());
+        command.args(["export", "-q"]).args(self.opening());
         if let Some((offset, len)) = range {
             command.args(["--range", &format!("{offset}:{len}")]);
         }
@@ -243,7 +243,7 @@ fn every_keyslot_of_cryptsetup_opens() -> Result<()> {
             for chosen in [None, Some(slot)] {
                 let out = made.dir.path().join("out");
                 let mut command = inlock()?;
-                command.arg("export").arg("--key-file").arg(&key).arg(&made.image).arg(&out);
+                command.args(["export", "-q"]).arg("--key-file").arg(&key).arg(&made.image).arg(&out);
                 if let Some(slot) = chosen {
                     command.args(["--key-slot", &slot.to_string()]);
                 }

@@ -206,7 +206,7 @@ fn image_contains_no_plaintext() -> Result<()> {
     let found = bytes.chunks_exact(16).filter(|block| plain.contains(block)).count();
     ensure!(found > 1 << 20, "the scan finds only {found} blocks in the plaintext itself");
     let exported = served.dir.path().join("export.img");
-    text(inlock()?.arg("export").arg("--key-file").arg(&served.key).arg(&served.image).arg(&exported))?;
+    text(inlock()?.args(["export", "-q"]).arg("--key-file").arg(&served.key).arg(&served.image).arg(&exported))?;
     same("export after nbdcopy", &std::fs::read(&exported)?, &bytes)
 }
 

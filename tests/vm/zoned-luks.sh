@@ -81,7 +81,7 @@ check close-again inlock close vol
 
 # Export and import: every zone gets its write pointer back.
 blkzone report -o "$FIRST" /dev/mixed | sed 's/zcond:[^[]*//' > /tmp/before
-check export inlock export --key-file /tmp/key /dev/mixed /tmp/image
+check export inlock export -q --key-file /tmp/key /dev/mixed /tmp/image
 must_fail import-onto-data "write pointer .*, but data is for" inlock import --key-file /tmp/key /tmp/image /dev/mixed
 check reset blkzone reset -o "$FIRST" /dev/mixed
 check import inlock import --key-file /tmp/key /tmp/image /dev/mixed

@@ -385,7 +385,7 @@ fn holes_are_zero_only_where_the_store_has_exact_ones() {
     drop(server);
     call_with(SECRET, ["export", "--holes=noise", &image, out]).works();
     let table = format!("0 8 crypt cipher_null-ecb - 0 {image} 0");
-    let table = ["export", out, "--allow-null-cipher", "--holes=zero", "--table", &table];
+    let table = ["export", "-q", out, "--allow-null-cipher", "--holes=zero", "--table", &table];
     call(table).fails(1, &["needs an image of Ceph RBD"]);
     let raw = ["export", "--type=raw", "--holes=zero", &image, out];
     call(raw).fails(1, &["Option --holes is not allowed with type raw"]);

@@ -301,10 +301,8 @@ fn line_of_integrity_opens_a_volume_of_integritysetup() {
     let key = dir.file("hash", &bytes_of(KEY));
     let hash = ["--integrity", "hmac-sha256", "--integrity-key-file", &key, "--integrity-key-size", "32"];
     let sectors = |image: &str| {
-        let dump = call(["integrity", "dump", image]);
-        let line =
-            dump.works().text().lines().find(|line| line.starts_with("provided_data_sectors ")).unwrap().to_owned();
-        line.split_once(' ').unwrap().1.to_owned()
+        let dump = call(["integrity", "dump", image, "--json"]);
+        serde_json::from_str::<serde_json::Value>(dump.works().text()).unwrap()["provided_data_sectors"].to_string()
     };
     let data = dir.file("data", &noise(1 << 20));
     call(["integrity", "format", "-q", &image].into_iter().chain(hash)).works();

@@ -80,7 +80,7 @@ fn new_volume_is_aligned_with_zones() {
         }
         // It opens in full length.
         let out = dir.name("out");
-        on("export", &image, &out, &[]).works();
+        on("export", &image, &out, &["-q"]).works();
         assert_eq!(std::fs::metadata(&out).unwrap().len(), (64 - offset) * MIB, "{name}");
     }
     let one = zoned(&dir, "one", &zones(4, 2, 4096));
@@ -317,7 +317,7 @@ fn zoned_file_without_sidecar_is_refused_unchanged() {
     // Readers share, a writer is exclusive.
     let run = Run::new();
     let _reader = Named::start(&run, "data", &["-r", &image]);
-    on("export", &image, &dir.name("out"), &[]).works();
+    on("export", &image, &dir.name("out"), &["-q"]).works();
     on("import", &dir.file("input", &[1; 512]), &image, &[]).fails(5, &["in use"]);
 }
 

@@ -193,7 +193,7 @@ fn zeroed(volume: &mut Volume<'_>) -> Result<usize> {
     let key = volume.cluster.key.to_str().context("a text")?;
     let file = volume.cluster.own.path().join("sparse");
     let path = file.to_str().context("a text")?;
-    volume.cluster.works(&["export", &device(&volume.image), path, "-d", key, ZERO[0], ZERO[1]])?;
+    volume.cluster.works(&["export", "-q", &device(&volume.image), path, "-d", key, ZERO[0], ZERO[1]])?;
     same("exported", &std::fs::read(&file)?, &volume.model)?;
     Ok(4)
 }
@@ -319,7 +319,7 @@ fn holes_are_zero_where_that_is_exact() -> Result<()> {
     let message = "needs a LUKS or plain volume without integrity protection";
     let file = cluster.own.path().join("x");
     let file = file.to_str().context("a text")?;
-    cluster.fails(&["export", &device(&image), file, "-d", key, ZERO[0], ZERO[1]], 1, message)?;
+    cluster.fails(&["export", "-q", &device(&image), file, "-d", key, ZERO[0], ZERO[1]], 1, message)?;
     // Stripes are no whole objects, so nothing of a striped image is deallocated; holes are zeroes as well.
     let image = crate::support::unique("striped");
     let stripes = ["--object-size=8M", "--stripe-unit=1M", "--stripe-count=3", "--size=96M"];

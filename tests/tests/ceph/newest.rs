@@ -99,7 +99,7 @@ fn clone_with_its_own_encryption_is_refused_by_every_action() -> Result<()> {
             &["open", "--test-passphrase", &name, "-d", key][..],
             &["open", &name, "volume", "-d", key],
             &["serve", &name, "--nbd", "unix:/nowhere", "-d", key],
-            &["export", &name, file, "-d", key],
+            &["export", "-q", &name, file, "-d", key],
             &["import", "-q", file, &name, "-d", key],
             &["isLuks", &name],
             &["luksUUID", &name],
@@ -182,7 +182,7 @@ fn clone_without_encryption_of_its_own_opens_with_its_parents_key() -> Result<()
         same("clone in librbd", &theirs, &clone.model)?;
     }
     let file = cluster.own.path().join("exported");
-    cluster.works(&[&["export", &name, file.to_str().context("a text")?][..], opened].concat())?;
+    cluster.works(&[&["export", "-q", &name, file.to_str().context("a text")?][..], opened].concat())?;
     same("clone in Inlock", &std::fs::read(file)?, &clone.model)
 }
 
@@ -202,7 +202,7 @@ fn flattened_clone_opens_with_its_own_key() -> Result<()> {
         ensure!(clone.magic()? == b"LUKS\xba\xbe", "{:?}", clone.magic()?);
         let file = cluster.own.path().join(unique("exported"));
         let path = file.to_str().context("a text")?;
-        cluster.works(&["export", &device(&clone.name), path, "-d", &own, "--holes", "zero"])?;
+        cluster.works(&["export", "-q", &device(&clone.name), path, "-d", &own, "--holes", "zero"])?;
         same(&format!("flattened clone with {format}"), &std::fs::read(file)?, &clone.model)?;
         cluster.fails(&["open", "--test-passphrase", &device(&clone.name), "-d", &parents], 2, "No key available")?;
     }

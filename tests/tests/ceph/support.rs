@@ -216,7 +216,7 @@ impl Cluster {
         let key = self.key.to_str().context("a text")?;
         // A cluster whose daemon was killed may take longer than the default.
         let patience = ["--connect-timeout", "60"];
-        self.works(&[&["export", device, file.to_str().context("a text")?, "-d", key][..], &patience].concat())?;
+        self.works(&[&["export", "-q", device, file.to_str().context("a text")?, "-d", key][..], &patience].concat())?;
         Ok(std::fs::read(file)?)
     }
 }

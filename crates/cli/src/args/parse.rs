@@ -103,14 +103,12 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     }
     let word = if words.is_empty() { None } else { Some(words.remove(0)) };
     let action = word.as_ref().map(|word| find(actions, word, &mut options, &mut words));
-
     options.key_file = options.key_files.first().cloned();
     options.given = given(&command, &matches);
     let (debug, disable_locks, disable_blkid) = (debug_of(&options), options.disable_locks, options.disable_blkid);
-    let (verbose, serialize_pbkdf) = (options.verbose || debug.is_some(), options.serialize_memory_hard_pbkdf);
-    let allow_copy = options.allow_copy;
-    let remote_options = remote_options(&options)?;
-    let name = action.as_ref().and_then(|action| action.as_ref().ok()).map(|action| action.name);
+    let (allow_copy, verbose) = (options.allow_copy, options.verbose || debug.is_some());
+    let (serialize_pbkdf, remote_options) = (options.serialize_memory_hard_pbkdf, remote_options(&options)?);
+    let name = action.as_ref().and_then(|found| found.as_ref().ok()).map(|found| found.name);
     let done = |request| {
         Ok(Invocation {
             request,

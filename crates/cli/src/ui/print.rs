@@ -1,6 +1,6 @@
 //! Output of the command: results on standard output; errors, hints and warnings on standard error.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
@@ -10,10 +10,25 @@ use crate::error::{CliError, Status, hint_of, message_of, status_of};
 
 /// Prints a result to standard output. Bytes that are not UTF-8 are escaped as JSON strings have it.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    match write!(out, "{}", escape_bytes(&text.to_string())).and_then(|()| out.flush()) {
+    let mut out = Escaping { out: io::stdout().lock(), result: Ok(()) };
+    // Fails only as `out.result` says.
+    let _ = write!(out, "{text}");
+    match out.result.and_then(|()| out.out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(CliError::OutputClosed.into()),
         other => Ok(other?),
+    }
+}
+
+/// Escapes what is written piece by piece, since a text of all may contain a key.
+struct Escaping<W> {
+    out: W,
+    result: io::Result<()>,
+}
+
+impl<W: Write> fmt::Write for Escaping<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.result = self.out.write_all(escape_bytes(text).as_bytes());
+        if self.result.is_ok() { Ok(()) } else { Err(fmt::Error) }
     }
 }
 

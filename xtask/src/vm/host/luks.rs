@@ -177,7 +177,7 @@ fn ours_after(row: &Row, new: &[u8], scene: &Scene<'_>, key: &Path) -> Result<()
     let raw = scene.folder.join(format!("{}.ext4", row.name));
     let range = format!("0:{EXT4}");
     let image = scene.folder.join(format!("{}.ours.img", row.name));
-    row.run(row.inlock("export", key)?.args(["--range", &range]).arg(image).arg(&raw))?;
+    row.run(row.inlock("export", key)?.args(["-q", "--range", &range]).arg(image).arg(&raw))?;
     text(program("e2fsck").arg("-fn").arg(&raw))?;
     let file = scene.folder.join("new");
     text(program("debugfs").arg("-R").arg(format!("dump new {}", file.display())).arg(&raw))?;
@@ -189,7 +189,7 @@ fn theirs_after(row: &Row, data: &[u8], scene: &Scene<'_>, key: &Path) -> Result
     let raw = scene.folder.join(format!("{}.raw", row.name));
     let range = format!("0:{DATA}");
     let image = scene.folder.join(format!("{}.theirs.img", row.name));
-    row.run(row.inlock("export", key)?.args(["--range", &range]).arg(image).arg(&raw))?;
+    row.run(row.inlock("export", key)?.args(["-q", "--range", &range]).arg(image).arg(&raw))?;
     same(&fs::read(&raw)?, data)
 }
 

@@ -93,7 +93,7 @@ impl Row {
     fn export(&self, image: &Path, key: &Path) -> Result<Vec<u8>> {
         let raw = image.with_extension("raw");
         let _ = fs::remove_file(&raw);
-        self.inlock("export", image, key, &[raw.to_str().context("a path in UTF-8")?])?;
+        self.inlock("export", image, key, &["-q", raw.to_str().context("a path in UTF-8")?])?;
         Ok(fs::read(&raw)?)
     }
 }

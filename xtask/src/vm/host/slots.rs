@@ -156,7 +156,7 @@ pub(super) fn export_table(folder: &Path, table: &str) -> Result<Vec<u8>> {
     let (file, raw) = (folder.join("table"), folder.join("table.raw"));
     fs::write(&file, table)?;
     let _ = fs::remove_file(&raw);
-    text(inlock()?.arg("export").arg(&raw).arg("--table").arg(&file)).with_context(|| table.to_owned())?;
+    text(inlock()?.args(["export", "-q"]).arg(&raw).arg("--table").arg(&file)).with_context(|| table.to_owned())?;
     Ok(fs::read(&raw)?)
 }
 
