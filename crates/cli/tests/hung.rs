@@ -16,11 +16,12 @@ struct Hung(#[expect(dead_code, reason = "holds the queue")] Vec<OwnedFd>);
 
 impl Hung {
     fn new(path: &str) -> Self {
-        let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
-        let address = SocketAddrUnix::new(Path::new(path)).unwrap();
+        let socket =
+            || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).expect("a socket");
+        let address = SocketAddrUnix::new(Path::new(path)).expect("a socket");
         let listener = socket();
-        bind(&listener, &address).unwrap();
-        listen(&listener, 0).unwrap();
+        bind(&listener, &address).expect("a socket");
+        listen(&listener, 0).expect("a socket");
         let mut held = vec![listener];
         held.extend(std::iter::from_fn(|| Some(socket()).filter(|client| connect(client, &address).is_ok())));
         assert!(held.len() > 1);

@@ -293,9 +293,9 @@ fn long_export(dir: &Dir, words: &[&str]) -> std::process::Child {
 /// Sends a signal, and returns how the process has ended.
 fn end_by(signal: Signal, child: std::process::Child) -> harness::Ended {
     rustix::process::kill_process(Pid::from_child(&child), signal).expect("it runs");
-    let output = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.signal(), Some(signal.as_raw()));
-    harness::Ended { code: -1, out: output.stdout, err: String::from_utf8(output.stderr).unwrap() }
+    harness::Ended { code: -1, out: output.stdout, err: String::from_utf8(output.stderr).expect("messages are text") }
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn holes_are_the_same_for_every_alignment_of_a_query() {
     for (cipher, unit) in encrypted.into_iter().chain([(None, 512)]) {
         for data_offset in [0, 3, 8, 128] {
             let segment = with!(
-                Segment::whole(cipher.clone(), DataUnitSize::new(unit).unwrap()); data_offset: Sector(data_offset)
+                Segment::whole(cipher, DataUnitSize::new(unit).unwrap()); data_offset: Sector(data_offset)
             );
             let unit = if cipher.is_some() { u64::from(unit) } else { 1 };
             // Runs of up to four units, some of which end within one.

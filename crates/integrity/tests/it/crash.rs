@@ -352,14 +352,15 @@ fn power_cut_while_modes_change_leaves_no_damaged_journal() {
                 log: Mutex::default(),
                 swallow_syncs: false,
             });
-            let options = OpenOptions { recalculate, ..open_options(to, &format) };
+            let options = OpenOptions { recalculate, legacy_recalculate: true, ..open_options(to, &format) };
             drop(IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap());
             let log = store.log.lock().unwrap().clone();
             let allowed = vec![vec![1]; BLOCKS as usize];
             for cut in 0..=log.len() {
                 let bytes = state(&before, &log, cut, &mut random);
                 for mode in [from, to] {
-                    let violations = violations_of(bytes.clone(), &allowed, &open_options(mode, &format), false);
+                    let options = OpenOptions { legacy_recalculate: true, ..open_options(mode, &format) };
+                    let violations = violations_of(bytes.clone(), &allowed, &options, false);
                     assert_eq!(violations, 0, "{from:?} to {to:?}, {mode:?} after {cut} steps, seed {seed}");
                 }
                 states += 1;

@@ -79,7 +79,7 @@ fn open_options(kind: Kind, mode: Mode) -> OpenOptions {
 
 /// A volume in memory.
 enum Volume {
-    Internal(IntegrityDevice),
+    Internal(Box<IntegrityDevice>),
     Sealed(IntegrityStore),
 }
 
@@ -87,7 +87,7 @@ impl Volume {
     fn open(kind: Kind, stores: &Stores, options: OpenOptions) -> Option<Self> {
         let device = IntegrityDevice::open(stores.clone(), options).ok()?;
         if kind != Kind::Sealed {
-            return Some(Self::Internal(device));
+            return Some(Self::Internal(Box::new(device)));
         }
         let sealing = with_tags_of(gcm().metadata_len(), &gcm(), BLOCK as u32, 1);
         IntegrityStore::sealed(Arc::new(device), sealing).ok().map(Self::Sealed)

@@ -59,9 +59,12 @@ const CHANGES_2: [Change; 11] = [
     }),
 ];
 
+/// A change by another program, by name.
+type Other = (&'static str, fn(&MemoryDevice));
+
 /// Ways in which another program leaves the header.
-fn others(version: u32) -> Vec<(&'static str, fn(&MemoryDevice))> {
-    let mut others: Vec<(&'static str, fn(&MemoryDevice))> = vec![
+fn others(version: u32) -> Vec<Other> {
+    let mut others: Vec<Other> = vec![
         ("another UUID", |device| Volume::load(device).unwrap().set_uuid(device, None).unwrap()),
         ("no header", |device| {
             device.write_all_at(&[0; 4096], 0).unwrap();

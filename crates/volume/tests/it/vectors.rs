@@ -94,7 +94,8 @@ fn status_kib(field: &str) -> u64 {
 
 #[test]
 fn argon2_memory_is_released() {
-    const MEMORY_KIB: u32 = 512 << 10;
+    // Far more than other tests of this process use at the same time.
+    const MEMORY_KIB: u32 = 1 << 20;
     let kdf = Kdf::Argon2id(Argon2Cost { time: 1, memory_kib: MEMORY_KIB, lanes: 1 });
     kdf.derive(b"passphrase", b"salt salt", &mut [0; 32], &KdfLimits::default()).unwrap();
     assert!(status_kib("VmHWM") > u64::from(MEMORY_KIB), "the memory was really used");
