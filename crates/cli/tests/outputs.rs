@@ -277,7 +277,9 @@ fn failed_export_leaves_no_output() {
 /// its input.
 fn long_export(dir: &Dir, words: &[&str]) -> std::process::Child {
     let (image, key) = (dir.image("image", 64 << 10), dir.file("image-key", &[7; 32]));
-    let mut export = inlock();
+    // A job in the background of a shell is started with signals ignored.
+    let mut export = Command::new("env");
+    export.args(["--default-signal=INT,HUP", env!("CARGO_BIN_EXE_inlock")]);
     export.args(["export", "--type", "plain", "--key-file", &key, &image]).args(words);
     let export =
         export.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("inlock starts");

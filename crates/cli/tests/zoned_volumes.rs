@@ -86,7 +86,7 @@ fn new_volume_is_aligned_with_zones() {
     let one = zoned(&dir, "one", &zones(4, 2, 4096));
     call_with(b"secret", ["luksFormat", "-q", &one].iter().chain(&FAST1)).works();
     assert!(call(["luksDump", &one]).works().text().contains("Payload offset:\t8192\n"));
-    on("export", &one, &dir.name("out"), &[]).works();
+    on("export", &one, &dir.name("out"), &["-q"]).works();
     // With any options, it fits the zones or is refused.
     let image = zoned(&dir, "asked", &zones(1, 20, 4096));
     format(&image, &["-o", "36864", "--sector-size", "512"]).works();

@@ -22,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Greeting of servers that speak only the oldest dialect, behind the first magic.
 const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
@@ -116,7 +116,11 @@ pub(crate) fn negotiate(socket: Socket, limit: Limit, uri: &NbdUri, tls: Option<
 fn server_names(address: &Address, socket: &Socket) -> Vec<String> {
     match (address, socket) {
         (Address::Unix(path), _) => {
-            let inode = std::fs::metadata(path).map(|found| format!("unix-inode:{}:{}", found.dev(), found.ino()));
+            let inode = std::fs::metadata(path).map(|found| {
+                // A file system gives the number of a removed socket to the next one, but not its time of birth.
+                let born = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                format!("unix-inode:{}:{}:{}", found.dev(), found.ino(), born.unwrap_or_default().as_nanos())
+            });
             let real =
                 std::fs::canonicalize(path).map(|path| format!("unix-path:{}", encode(path.as_os_str().as_bytes())));
             inode.into_iter().chain(real).collect()
