@@ -90,7 +90,7 @@ fn new_volume_is_aligned_with_zones() {
     // With any options, it fits the zones or is refused.
     let image = zoned(&dir, "asked", &zones(1, 20, 4096));
     format(&image, &["-o", "36864", "--sector-size", "512"]).works();
-    on("export", &image, &dir.name("out"), &[]).works();
+    on("export", &image, &dir.name("out"), &["-q"]).works();
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn zoned_file_without_sidecar_is_refused_unchanged() {
     std::fs::copy(dir.path("other.zones"), &sidecar).unwrap();
     on("import", &dir.file("input", &[1; 512]), &image, &[]).fails(1, &["does not match"]);
     std::fs::rename(&aside, &sidecar).unwrap();
-    on("export", &image, &dir.name("out"), &[]).works();
+    on("export", &image, &dir.name("out"), &["-q"]).works();
     // Readers share, a writer is exclusive.
     let run = Run::new();
     let _reader = Named::start(&run, "data", &["-r", &image]);
