@@ -240,6 +240,16 @@ pub(crate) const HEADER: &[&str] = &[
     "steal-lock",
     "allow-copy",
 ];
+/// Replacing a LUKS header as a whole.
+pub(crate) const WHOLE_HEADER: &[&str] = &[
+    "header",
+    "header-backup-file",
+    "disable-locks",
+    "disable-blkid",
+    "connect-timeout",
+    "store-timeout",
+    "steal-lock",
+];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",

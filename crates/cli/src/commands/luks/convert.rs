@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 
-use crate::args::action::{Action, IMAGE, Prepared};
+use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::args::source::volume_type_of;
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -18,16 +18,7 @@ pub(crate) const ACTION: Action = Action {
     name: "convert",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&[
-        "type",
-        "header",
-        "header-backup-file",
-        "disable-locks",
-        "disable-blkid",
-        "connect-timeout",
-        "store-timeout",
-        "steal-lock",
-    ]],
+    options: &[WHOLE_HEADER, &["type"]],
     about: "convert a LUKS1 volume to LUKS2, or the reverse",
     prepare: |options, mut arguments| {
         let version = match volume_type_of(&options) {

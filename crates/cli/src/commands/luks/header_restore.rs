@@ -5,7 +5,7 @@ use std::path::Path;
 use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 
 use super::header_backup::backup_file;
-use crate::args::action::{Action, IMAGE, Prepared};
+use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::error::CliError;
 use crate::ui::terminal;
 use crate::volume::header_access::HeaderAccess;
@@ -16,15 +16,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[&[
-        "header",
-        "header-backup-file",
-        "disable-locks",
-        "disable-blkid",
-        "connect-timeout",
-        "store-timeout",
-        "steal-lock",
-    ]],
+    options: &[WHOLE_HEADER],
     about: "restore the header and the keyslots of a LUKS volume",
     prepare: |options, mut arguments| {
         let (file, batch) = (backup_file(&options)?, options.batch_mode);
