@@ -333,6 +333,22 @@ fn repair_of_a_keyslot_in_use_needs_its_passphrase() {
     }
 }
 
+/// A keyslot all of whose fields are noise holds no key: its repair needs no passphrase.
+#[test]
+fn repair_frees_an_overwritten_keyslot() {
+    let dir = Dir::new();
+    let image = volume(&dir, 1);
+    let whole = std::fs::read(&image).unwrap();
+    // Keyslot 7 and most of keyslot 6.
+    damage(&image, |bytes| (512..592).for_each(|at| bytes[at] = (at * 37 % 251) as u8 | 1));
+    assert!(!opens(&image));
+    call(["repair", "-q", &image]).works();
+    assert!(opens(&image));
+    let now = std::fs::read(&image).unwrap();
+    assert!(now[..496] == whole[..496] && now[592..] == whole[592..], "other keyslots changed");
+    assert_eq!(now[544..548], whole[544..548], "flag of keyslot 7");
+}
+
 /// Programs keep metadata between the parts of a header.
 #[test]
 fn conversion_refuses_to_overwrite_metadata_of_others() {

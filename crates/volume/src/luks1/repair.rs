@@ -190,7 +190,12 @@ impl Luks1Repair {
         match slot.active.get() {
             KEYSLOT_ENABLED => true,
             KEYSLOT_DISABLED => false,
-            _ => slot.iterations.get() != 0 && is_salt && !(self.has_table && OVERWRITTEN.contains(&number)),
+            _ => {
+                // Between a stray flag, at its start, and a stray offset and stripes, at its end, no salt has survived.
+                let is_overwritten = slot.stripes.get() != STRIPES && is_misplaced(&self.raw, number);
+                let is_table = self.has_table && OVERWRITTEN.contains(&number);
+                slot.iterations.get() != 0 && is_salt && !is_overwritten && !is_table
+            }
         }
     }
 

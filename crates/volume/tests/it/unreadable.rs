@@ -1,10 +1,10 @@
 //! Sectors that cannot be read: a LUKS2 header has two copies, of which one is enough.
 
-use crate::support::{PASSPHRASE, luks1_image, luks2_image, unlock};
+use crate::support::{PASSPHRASE, luks1_image, luks2_image, luks2_options, secret, unlock};
 use inlock_volume::luks2::binary_header::Copy;
 use inlock_volume::{
     BackupError, HeaderBackup, HeaderDevice, LoadError, LoadWarning, MemoryDevice, Repair, RepairError, RepairPlan,
-    Violation, Volume,
+    Violation, Volume, luks2,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -133,4 +133,25 @@ fn sector_where_no_copy_is_matters_to_no_header() {
         let device = BadSectors::new(image.clone(), [offset / SECTOR]);
         assert!(matches!(Volume::load(&device).unwrap().warnings(), [LoadWarning::PrimaryDamaged(_)]), "{offset}");
     }
+}
+
+#[test]
+fn second_copy_is_found_beyond_a_place_that_cannot_be_read() {
+    let mut options = luks2_options();
+    options.metadata_len = 64 << 10;
+    let device = MemoryDevice::zeroed((1 << 20) + 8192);
+    luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+    let mut image = device.to_vec();
+    image[100] ^= 1;
+    // A copy of 16 KiB, and one of 32 KiB, would be there.
+    for offset in [16 << 10, 32 << 10] {
+        let device = BadSectors::new(image.clone(), [offset / SECTOR]);
+        assert!(matches!(Volume::load(&device).unwrap().warnings(), [LoadWarning::PrimaryDamaged(_)]), "{offset}");
+        unlock(&device, PASSPHRASE).unwrap();
+    }
+    // Without the first copy's magic bytes, a damaged second copy says more than a place that cannot be read.
+    image[..6].fill(0);
+    image[(64 << 10) + 100] ^= 1;
+    let loaded = Volume::load(&BadSectors::new(image, [(16 << 10) / SECTOR]));
+    assert!(matches!(loaded, Err(LoadError::Damaged(_))), "{loaded:?}");
 }

@@ -11,6 +11,7 @@ use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
+use crate::ui::print::warn;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
 use crate::volume::backing;
@@ -65,6 +66,12 @@ impl FormatArgs {
         })
     }
 
+    /// Returns whether the tags need a key, and the superblock has no MAC with one.
+    fn is_superblock_without_key(&self) -> bool {
+        let is_keyed = |hash: &HashArgs| hash.algorithm.is_keyed();
+        is_keyed(&self.integrity.hash) && !self.integrity.journal_mac.as_ref().is_some_and(is_keyed)
+    }
+
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let data = self.integrity.data_device.as_deref();
         let devices = IntegrityDevices::open(&self.image, data, OpenMode::Create)?;
@@ -73,6 +80,12 @@ impl FormatArgs {
             // Without a fill, a data device of its own keeps its content.
             let overwritten = both().take(if self.fill.is_some() { 2 } else { 1 });
             overwritten.map(|device| signatures::warn_of(device, "")).collect::<Result<Vec<_>, _>>()?;
+        }
+        if !self.batch && self.is_superblock_without_key() {
+            warn(
+                "nothing protects the superblock from changes; add --journal-integrity hmac-sha256 and \
+                 --journal-integrity-key-file, which each opening then needs",
+            );
         }
         if !self.batch && terminal::stdin_is_terminal() {
             for device in both() {
