@@ -331,9 +331,12 @@ fn open_volume_keeps_its_table_and_its_length() {
             let message = "Volume data has integrity protection and cannot be resized while it is open.";
             resized.fails(1, &[message, "hint: close it, and use inlock integrity resize\n"]);
         }
+        // As integritysetup names it.
+        let resized = run.call(&["integrity", "resize", "data", "--size", "8"]);
+        resized.fails(1, &["Volume data has integrity protection and cannot be resized while it is open."]);
         assert_eq!(&run.json(&["status", "data", "--json"])["sectors"], len);
         run.call(&["close", "data"]).works();
-        refused += 5;
+        refused += 6;
     }
     count("changes_of_open_integrity_volumes_refused", refused);
 }
@@ -458,5 +461,44 @@ fn journal_of_a_hostile_superblock_is_not_written() {
         let before = allocated(image.as_ref());
         call(["integrity", "serve", &image, mode, "--run", "true"]).fails(1, &words);
         assert_eq!(allocated(image.as_ref()), before, "{sections}, {mode}");
+    }
+}
+
+#[test]
+fn status_has_one_line_for_what_scripts_of_integritysetup_search() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 4);
+    call(["integrity", "format", "-q", &image]).works();
+    let nbd = format!("unix:{}", run.socket("nbd"));
+    for (option, journal) in [("--read-only", "journal size: "), ("--integrity-no-journal", "journal: not active")] {
+        run.call(&["integrity", "serve", &image, "--background", "--name", "data", "--nbd", &nbd, option]).works();
+        let status = run.call(&["integrity", "status", "data"]);
+        let lines = |word: &str| status.text().lines().filter(|line| line.contains(word)).collect::<Vec<_>>();
+        assert!(matches!(lines("mode")[..], [line] if line.starts_with("  mode:    read")), "{status:?}");
+        if option == "--integrity-no-journal" {
+            assert!(matches!(lines("journal")[..], [line] if line.contains(journal)), "{status:?}");
+        } else {
+            assert!(lines(journal).len() == 1, "{status:?}");
+        }
+        run.call(&["close", "data"]).works();
+    }
+}
+
+#[test]
+fn format_says_if_nothing_protects_the_superblock() {
+    let dir = Dir::new();
+    let image = dir.image("image", 4);
+    let note = "nothing protects the superblock";
+    let all = keyed(&dir);
+    let words = ["integrity", "format", &image].map(str::to_owned);
+    let format = |options: &[String]| call([&words[..], options].concat());
+    // The tags have a key, and the journal has none, or a hash without one.
+    let tags = &all[..6];
+    assert!(tags.concat().contains("--integrity-key-size") && !tags.concat().contains("journal"), "{tags:?}");
+    let hash = [tags, &["--journal-integrity", "sha256"].map(str::to_owned)].concat();
+    for (options, is_said) in [(tags, true), (&hash[..], true), (&all[..], false), (&[], false)] {
+        let ended = format(options);
+        assert!(ended.code == 0 && ended.err.contains(note) == is_said, "{options:?}: {ended:?}");
     }
 }

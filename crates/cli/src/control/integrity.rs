@@ -139,7 +139,8 @@ impl IntegrityStatus {
             writeln!(f, "  sector size:  {} [bytes]", self.sector_size)?;
         }
         writeln!(f, "  interleave sectors: {}", self.interleave_sectors)?;
-        writeln!(f, "  write mode: {}", self.mode)?;
+        // Scripts search integritysetup's output for `mode` and `journal`, which have one line each there.
+        writeln!(f, "  crash protection: {}", self.mode)?;
         if self.mode == "journal" {
             writeln!(f, "  journal size: {} [bytes]", self.journal_size)
         } else {
@@ -150,11 +151,12 @@ impl IntegrityStatus {
     /// Writes the counters.
     pub(crate) fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let IntegrityCounters { client_bytes: client, stored_bytes: stored, .. } = self.counters;
-        writeln!(
-            f,
-            "  tags:    {} mismatches, {} commits, {} journal sections in use",
-            self.counters.mismatches, self.counters.commits, self.counters.journal_sections_used
-        )?;
+        write!(f, "  tags:    {} mismatches", self.counters.mismatches)?;
+        if self.mode == "journal" {
+            let IntegrityCounters { commits, journal_sections_used: used, .. } = self.counters;
+            write!(f, ", {commits} commits, {used} journal sections in use")?;
+        }
+        writeln!(f)?;
         if !self.mismatched_sectors.is_empty() {
             let sectors: Vec<String> = self.mismatched_sectors.iter().take(MAX_SHOWN).map(u64::to_string).collect();
             let more = if self.mismatched_sectors.len() > MAX_SHOWN { ", ..." } else { "" };

@@ -1,15 +1,18 @@
 //! `integrity resize`: gives a volume that is not open another length.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
+use serde_json::json;
 
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{fill_of, wipe};
+use crate::control::client::Client;
+use crate::control::name::Name;
 use crate::ui::progress::Show;
 use crate::volume::device::OpenMode;
 use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
@@ -38,6 +41,9 @@ impl ResizeArgs {
     }
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
+        if let Some(mut running) = running(&self.image) {
+            return running.command(&json!({"command": "resize", "sectors": self.sectors}), None).map(drop);
+        }
         let devices = IntegrityDevices::open(&self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
         let options = self.integrity.load()?;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
@@ -52,4 +58,10 @@ impl ResizeArgs {
         let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
         wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, (fill, None), self.show)
     }
+}
+
+/// Returns the running volume that is named in place of a device, as integritysetup names it.
+fn running(image: &Path) -> Option<Client> {
+    let name = image.to_str().filter(|name| !name.contains('/') && !image.exists())?;
+    Client::of(&Name::new(name).ok()?).ok()
 }
