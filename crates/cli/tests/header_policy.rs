@@ -519,7 +519,7 @@ fn wrong_policy_file_is_1_with_its_line() {
 fn policy_of_the_guide_allows_the_defaults() {
     let dir = Dir::new();
     let text = include_str!("../../../docs/guide/policy.toml");
-    assert!(include_str!("../../../docs/guide/policy.md").contains(text), "the chapter shows another file");
+    assert!(include_str!("../../../docs/guide/volumes.md").contains(text), "the chapter shows another file");
     let policy = dir.file("policy.toml", text.as_bytes());
     let image = dir.luks2("image");
     call(["open", "--test-passphrase", &image, "--policy", &policy])

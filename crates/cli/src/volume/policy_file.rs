@@ -1,6 +1,6 @@
 //! Policy files (`--policy`): a [`HeaderPolicy`] as TOML, read, and written for the header of a volume.
 //!
-//! docs/guide/policy.md describes the keys. An unknown key, or a value of a wrong kind, is an error with its line.
+//! docs/guide/volumes.md describes the keys. An unknown key, or a value of a wrong kind, is an error with its line.
 
 use std::fmt::Display;
 use std::fs::File;
