@@ -3,7 +3,7 @@
 //! A change is computed from a loaded header. On a device with another one by now it would undo what another program
 //! has written, or overwrite a key that is now the last one. So every change is written through a [`CheckedDevice`],
 //! and there is one only for a device that still has the loaded header. The caller's lock keeps it there
-//! ([decision 0078](../../../docs/decisions/0078-header-under-the-lock.md)).
+//! ([edits under the lock](../../../docs/decisions/luks-headers.md)).
 
 use crate::error::{CommitError, LoadError};
 use crate::header_device::HeaderDevice;

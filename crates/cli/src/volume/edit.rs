@@ -1,10 +1,10 @@
 //! Changing a LUKS header: asking for an existing key, and writing under the exclusive lock of the header.
 //!
 //! The lock of the header is enough, also while the volume is served: a process that serves it writes only to the
-//! payload, and reads the header under the same lock whenever it needs it again (docs/decisions/0036).
+//! payload, and reads the header under the same lock whenever it needs it again (docs/decisions/luks-headers.md).
 //!
 //! The user is asked, and keys are derived, before the lock is taken. Another program may change the header meanwhile,
-//! so what was checked by then is checked again under the lock ([`Header::edit`], docs/decisions/0078).
+//! so what was checked by then is checked again under the lock ([`Header::edit`]).
 
 use inlock_cipher::scrub_stack;
 use inlock_volume::{

@@ -1,4 +1,4 @@
-//! Outputs of commands: every file that a result is written to is opened here (docs/decisions/0084).
+//! Outputs of commands: every file that a result is written to is opened here (docs/decisions/locks-and-outputs.md).
 //!
 //! [`Output::take`] refuses an input of the command and what is served, locked or mounted, and asks before it
 //! overwrites data; nothing changes before [`Output::begin`]. A new file has another name until [`Output::finish`],

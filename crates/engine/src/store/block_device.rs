@@ -2,8 +2,8 @@
 //!
 //! A hole punched into a file deallocates storage. For a block device the kernel treats the same call as "write zeroes,
 //! and unmap if possible", which is not the same set of devices as those that support discards. So a discard of a block
-//! device has a call of its own (docs/decisions/0015-discards-of-block-devices.md). Source: `include/uapi/linux/fs.h`
-//! and `include/uapi/linux/blkdev.h` of Linux.
+//! device has a call of its own (docs/decisions/rings-and-stores.md). Source: `include/uapi/linux/fs.h` and
+//! `include/uapi/linux/blkdev.h` of Linux.
 #![allow(unsafe_code)]
 
 use crate::errno::Errno;

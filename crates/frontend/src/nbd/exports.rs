@@ -1,7 +1,7 @@
 //! Exports whose clients come from handshakes on other threads: the name that a client asks for chooses the volume.
 //!
 //! The connection goes to the workers of the volume, where the request path is that of a server with one export. See
-//! docs/decisions/0055-many-volumes.md.
+//! docs/decisions/many-volumes.md.
 
 use super::handshake::Negotiated;
 use super::mux::Message;

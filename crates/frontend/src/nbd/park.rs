@@ -3,8 +3,7 @@
 //! A `Slot` has a worker, or the sockets of the clients that its worker left behind. These are at rest: nothing of
 //! their input was read that was not answered, so that a socket and what was negotiated is all there is of a session.
 //! One thread watches the sockets of all slots. What a client sends meanwhile stays in its socket. A worker that cannot
-//! start is tried again, and its clients wait. See docs/decisions/0064-idle-volumes.md and
-//! docs/decisions/0069-closing-volumes.md.
+//! start is tried again, and its clients wait. See docs/decisions/many-volumes.md.
 
 use super::memory::OWN_BUFFERS;
 use super::mux::{Message, NbdFrontend, Resting};

@@ -3,7 +3,7 @@
 //! Clients that have said nothing yet, or have not gone over to TLS that is required, have places of their own, and so
 //! have those that negotiate. When a client comes and the places of its stage are taken, the one that has been idle for
 //! longest is disconnected: many idle clients keep no other out. A client that waits for its export to open has no
-//! place here; the catalog limits those. See docs/decisions/0081-shares-of-volume-limits.md.
+//! place here; the catalog limits those. See docs/decisions/many-volumes.md.
 
 use rustix::net::Shutdown;
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //! A thread for each client, the one that carried out the handshake, encrypts and decrypts. The worker has one end of a
 //! pair of sockets, and serves it as it serves any client: a client that takes no replies fills the pair, and then the
 //! worker notices. Both directions are bounded, and neither waits for the other. The ends of both directions are passed
-//! on, so that a client that only stops sending gets its last replies. See docs/decisions/0059-tls-of-the-server.md.
+//! on, so that a client that only stops sending gets its last replies. See docs/decisions/nbd-server.md.
 
 use super::link::{self, Link};
 use rustix::event::{PollFd, PollFlags, Timespec};

@@ -8,7 +8,7 @@
 //!
 //! **Bytes in flight** are charged when a piece of a request gets its buffer, until the buffer returns. A client holds
 //! at most half of the limit, and one that holds nothing may always begin a short piece. So clients that take no
-//! replies, or send no payload, keep no other waiting. See docs/decisions/0081-shares-of-volume-limits.md.
+//! replies, or send no payload, keep no other waiting. See docs/decisions/many-volumes.md.
 
 use super::protocol::command;
 use super::transmission::Command;

@@ -4,7 +4,7 @@
 //! one at a time, while the header is LUKS1 ([`shift`]); then one sector makes it LUKS2. To LUKS1, one sector makes it
 //! LUKS1, and then all keyslots are moved down. The areas are where cryptsetup would put them. A power cut leaves a
 //! LUKS1 or a LUKS2 volume that every passphrase opens; a keyslot may have the number of a free one until the
-//! conversion is repeated or finished. See decision 0035.
+//! conversion is repeated or finished. See docs/decisions/luks-headers.md.
 
 mod error;
 mod gaps;

@@ -7,7 +7,7 @@
 //!
 //! Key material is durable before the keyslot is enabled, and that of a removed keyslot is overwritten, durably, before
 //! the keyslot is disabled: after a power cut in between, the keyslot can be removed again
-//! ([decision 0034](../../../../docs/decisions/0034-order-of-writes-of-edits.md)).
+//! ([order of writes](../../../../docs/decisions/luks-headers.md)).
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
 use super::{Luks1, STRIPES, validate};

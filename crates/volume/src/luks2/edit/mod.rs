@@ -3,7 +3,7 @@
 //! Every change is one or more commits of metadata, each of which a power cut leaves undone or done. Key material is
 //! durable before the metadata that refers to it. Key material of a removed keyslot is overwritten, and that is
 //! durable, before the keyslot leaves the metadata: after a power cut in between, the keyslot can be removed again
-//! ([decision 0034](../../../../../docs/decisions/0034-order-of-writes-of-edits.md)).
+//! ([order of writes](../../../../../docs/decisions/luks-headers.md)).
 
 mod change;
 mod keyslots;
