@@ -343,6 +343,22 @@ fn state_file_that_cannot_be_used_is_shown_and_kept_until_it_is_closed() {
     }
 }
 
+/// The process holds its lock, and has published what it is going to attach.
+#[test]
+fn volume_that_is_being_attached_is_starting() {
+    let run = Run::new();
+    run.call(&["list"]).works();
+    let lock = File::create(run.path("data.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let (_, text) = samples().into_iter().find(|(name, _)| name == "version-1-attaching.json").unwrap();
+    fs::write(run.path("data.json"), text.replace("@METHOD@", "fuse")).unwrap();
+    let listed = run.call(&["list"]);
+    let row: Vec<&str> = listed.works().text().lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..4], ["data", "starting", "LUKS2", "fuse"]);
+    run.call(&["status", "data"]).fails(5, &["does not respond", "wait until it has started"]);
+    assert!(run.path("data.json").exists());
+}
+
 #[test]
 fn file_that_was_set_aside_is_not_replaced() {
     let run = Run::new();

@@ -200,12 +200,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
         device_cookie: Some(options.cookie).filter(|_| method.has_workers()),
         ..RuntimeInfo::new(claim.name(), info, &device)
     };
-    match claim.stale() {
-        Some(stale) => stale.check_same_volume(&info)?,
-        // What a process that is killed from here on leaves behind is found by this. It is not recovered, so it needs
-        // no fingerprint of the key.
-        None => claim.publish(&RuntimeInfo { check: None, ..info.clone() })?,
-    }
+    announce(&mut claim, &info)?;
     let attachment = Attachment::attach(method, &device, &options)?;
     // From here on every failure detaches it, or keeps its state file as long as it is attached.
     let open = Arc::new(OpenVolume::new(attachment, method, access.allow_discards));
@@ -231,6 +226,16 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     drop((link, stores));
     control.finish(&outcome);
     outcome.map(|()| 0)
+}
+
+/// Publishes what is going to be attached, by which it is found if this process is killed before it is done. A device to
+/// recover is in the state file already, and must be that of the same volume.
+fn announce(claim: &mut Claim, info: &RuntimeInfo) -> anyhow::Result<()> {
+    match claim.stale() {
+        Some(stale) => stale.check_same_volume(info),
+        // Without a node it is not recovered, so it needs no fingerprint of the key.
+        None => claim.publish(&RuntimeInfo { check: None, ..info.clone() }),
+    }
 }
 
 /// Chooses the method of attachment: that of a device to recover, or the given one, or the best one here.
