@@ -126,7 +126,7 @@ impl Drop for Volume {
 
 /// Kills `open` as each call returns that changes something, until it has printed its node.
 #[test]
-fn what_a_process_killed_at_any_time_has_attached_is_detached() {
+fn process_killed_at_any_time_leaves_nothing_attached() {
     if !have("python3") {
         return;
     }

@@ -228,8 +228,8 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     outcome.map(|()| 0)
 }
 
-/// Publishes what is going to be attached, by which it is found if this process is killed before it is done. A device to
-/// recover is in the state file already, and must be that of the same volume.
+/// Publishes what is going to be attached, by which it is found if this process is killed before it is done. A device
+/// to recover is in the state file already, and must be that of the same volume.
 fn announce(claim: &mut Claim, info: &RuntimeInfo) -> anyhow::Result<()> {
     match claim.stale() {
         Some(stale) => stale.check_same_volume(info),

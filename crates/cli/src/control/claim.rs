@@ -21,7 +21,7 @@ pub(crate) struct Claim {
     _lock: Lock,
 }
 
-/// What a name is taken for, which decides about what a process that died has left under it.
+/// Purpose of taking a name, which decides about what a process that died has left under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A volume without a device: cleans up, and fails if the state file cannot be used.

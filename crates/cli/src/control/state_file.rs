@@ -1,6 +1,6 @@
 //! The state file of a volume, `NAME.json`: its versions, the part that never changes, and why a file cannot be used.
 //!
-//! Whatever version wrote a file, this one can read of it what is needed to detach what a process left behind:
+//! Of a file of any version this one can read what is needed to detach what a process left behind:
 //! [`Remains`]. The rest belongs to the version. A file that cannot be read is not a missing one: it may be all that
 //! is known of a device.
 
@@ -63,7 +63,7 @@ impl Remains {
     }
 }
 
-/// What the state file of a name tells.
+/// Content of the state file of a name.
 #[derive(Debug)]
 pub(crate) enum StateFile {
     Missing,

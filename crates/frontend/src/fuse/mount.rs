@@ -138,7 +138,7 @@ impl FuseMount {
     }
 }
 
-/// What is mounted over the file of a volume.
+/// State of the file of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileState {
     /// Nothing. The file may not exist.
