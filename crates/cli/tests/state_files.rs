@@ -70,9 +70,9 @@ impl Volume {
     /// Opens it in the foreground, and returns its process and its node.
     fn start(&self, via: &str) -> (Child, PathBuf) {
         let mut command = self.command(inlock(), &["--via", via, "--foreground"]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("as it should");
         let mut node = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut node).unwrap();
+        BufReader::new(child.stdout.as_mut().expect("as it should")).read_line(&mut node).expect("as it should");
         // The control socket is there, too.
         assert_eq!(self.run.json(&["status", &self.name, "--json"])["state"], "active");
         (child, PathBuf::from(node.trim_end()))
@@ -81,8 +81,8 @@ impl Volume {
     /// Opens it in a process that is killed then. Returns its node.
     fn killed(&self, via: &str) -> PathBuf {
         let (mut child, node) = self.start(via);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill().expect("as it should");
+        child.wait().expect("as it should");
         node
     }
 
@@ -97,10 +97,11 @@ impl Volume {
 
     /// Returns what is attached: lines of mounts and of loop devices.
     fn attached(&self) -> Vec<String> {
-        let here = self.run.path("").to_str().unwrap().trim_end_matches('/').to_owned();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let here = self.run.path("").to_str().expect("as it should").trim_end_matches('/').to_owned();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("as it should");
         let mounts = mounts.lines().filter(|line| line.contains(&here)).map(str::to_owned);
-        let devices = fs::read_dir("/sys/block").unwrap().map(|device| device.unwrap().path());
+        let devices =
+            fs::read_dir("/sys/block").expect("as it should").map(|device| device.expect("as it should").path());
         let files = devices.filter_map(|device| fs::read_to_string(device.join("loop/backing_file")).ok());
         mounts.chain(files.filter(|file| file.starts_with(&here))).collect()
     }
@@ -166,9 +167,10 @@ fn process_killed_at_any_time_leaves_nothing_attached() {
 /// Returns the state files of earlier versions, and of this one, with their names.
 fn samples() -> Vec<(String, String)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/state");
-    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
-    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut samples: Vec<_> = files.map(|path| (name(&path), fs::read_to_string(&path).unwrap())).collect();
+    let files = fs::read_dir(dir).expect("as it should").map(|file| file.expect("as it should").path());
+    let name = |path: &Path| path.file_name().expect("as it should").to_str().expect("as it should").to_owned();
+    let mut samples: Vec<_> =
+        files.map(|path| (name(&path), fs::read_to_string(&path).expect("as it should"))).collect();
     samples.sort();
     assert!(samples.len() > 10);
     samples
@@ -215,32 +217,34 @@ struct Broken {
 }
 
 const BROKEN: &[Broken] = &[
-    unreadable("empty", "is damaged: EOF", |path, _| fs::write(path, "").unwrap()),
+    unreadable("empty", "is damaged: EOF", |path, _| fs::write(path, "").expect("as it should")),
     unreadable("cut", "is damaged: EOF", |path, whole| {
         let text = whole.to_string();
-        fs::write(path, &text[..text.len() - 1]).unwrap();
+        fs::write(path, &text[..text.len() - 1]).expect("as it should");
     }),
-    unreadable("noise", "is damaged: expected value", |path, _| fs::write(path, harness::noise(4096)).unwrap()),
+    unreadable("noise", "is damaged: expected value", |path, _| {
+        fs::write(path, harness::noise(4096)).expect("as it should")
+    }),
     unreadable("long", "is damaged: it has 1048577 bytes", |path, whole| {
         let text = whole.to_string();
-        fs::write(path, text.clone() + &" ".repeat((1 << 20) + 1 - text.len())).unwrap();
+        fs::write(path, text.clone() + &" ".repeat((1 << 20) + 1 - text.len())).expect("as it should");
     }),
     unreadable("directory", "cannot be read: Is a directory", |path, _| {
-        fs::remove_file(path).unwrap();
-        fs::create_dir(path).unwrap();
+        fs::remove_file(path).expect("as it should");
+        fs::create_dir(path).expect("as it should");
     }),
     unreadable("circle of links", "cannot be read: Too many levels", |path, _| {
-        fs::remove_file(path).unwrap();
-        std::os::unix::fs::symlink(path, path).unwrap();
+        fs::remove_file(path).expect("as it should");
+        std::os::unix::fs::symlink(path, path).expect("as it should");
     }),
     unreadable("link to nothing", "cannot be read: No such file", |path, _| {
-        fs::remove_file(path).unwrap();
-        std::os::unix::fs::symlink("/nowhere/at/all", path).unwrap();
+        fs::remove_file(path).expect("as it should");
+        std::os::unix::fs::symlink("/nowhere/at/all", path).expect("as it should");
     }),
     unreadable("other name", "is that of another volume, \"other\"", |path, whole| with(path, whole, "name", "other")),
     unreadable("no method", "is damaged: missing field `via`", |path, mut whole| {
-        whole.as_object_mut().unwrap().remove("via");
-        fs::write(path, whole.to_string()).unwrap();
+        whole.as_object_mut().expect("as it should").remove("via");
+        fs::write(path, whole.to_string()).expect("as it should");
     }),
     unreadable("unknown method", "attached it by \"vhost\"", |path, whole| with(path, whole, "via", "vhost")),
     unreadable("cookie that is text", "is damaged: invalid type", |path, whole| {
@@ -260,7 +264,7 @@ const BROKEN: &[Broken] = &[
         state: "newer",
         make: |path, mut whole| {
             let frozen = ["name", "pid", "via", "device", "node", "device_cookie", "mounted_over"];
-            whole.as_object_mut().unwrap().retain(|key, _| frozen.contains(&key.as_str()));
+            whole.as_object_mut().expect("as it should").retain(|key, _| frozen.contains(&key.as_str()));
             (whole["segments"], whole["started"]) = ("none".into(), Value::Null);
             with(path, whole, "version", u32::MAX);
         },
@@ -280,7 +284,7 @@ const fn unreadable(name: &'static str, reason: &'static str, make: fn(&Path, Va
 
 fn with(path: &Path, mut whole: Value, key: &str, value: impl Into<Value>) {
     whole[key] = value.into();
-    fs::write(path, whole.to_string()).unwrap();
+    fs::write(path, whole.to_string()).expect("as it should");
 }
 
 /// Returns what is at a path, to compare it: kind, target and content.
