@@ -11,7 +11,7 @@ use inlock_tests::nbd::{Connection, Mode, command, errno, flag};
 use inlock_tests::process::{bare, inlock, inlock_path, output, program, text};
 use inlock_tests::server::Server;
 
-use crate::support::can_make_disks;
+use crate::support::{Mounted, can_make_disks};
 use crate::thin::fill;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -71,15 +71,6 @@ fn write_beyond_file_size_limit_fails_and_server_continues() -> Result<()> {
         command.arg("--key-file").arg(&key).arg("--nbd").arg(format!("unix:{}", socket.display()));
         Server::start(command, socket)
     })
-}
-
-/// A mounted tmpfs, unmounted when dropped.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = output(program("umount").arg("--lazy").arg(&self.0));
-    }
 }
 
 #[test]

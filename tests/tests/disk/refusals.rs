@@ -1,15 +1,13 @@
 //! Refused commands with their exit statuses and messages: names and devices in use, missing drivers.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use inlock_tests::process::{inlock, output, program, text};
+use anyhow::{Context, Result, ensure};
+use inlock_tests::process::{inlock, lossy, output, program, text};
 
-use crate::support::{Disk, can_make_disks, fails};
+use crate::support::{Disk, Mounted, can_make_disks, fails};
 
 #[test]
 fn open_and_close_of_device_in_use_are_refused() -> Result<()> {
@@ -154,23 +152,57 @@ fn close_of_suspended_file_with_waiting_reader_is_refused() -> Result<()> {
     disk.close()
 }
 
+/// The run directory is a file system that is full when `open` creates its N-th file, or has a directory in the place
+/// of the control socket, which is made last.
 #[test]
 fn failed_open_leaves_no_device() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
     let disk = Disk::new(32 << 20)?;
-    // The state file is JSON, which cannot have this path.
-    let image = disk.dir.path().join(OsStr::from_bytes(b"image-\xff"));
-    fs::rename(&disk.image, &image)?;
     for via in ["fuse", "loop"] {
-        let mut command = inlock()?;
-        command.arg("open").arg(&image).arg(&disk.name).args(["--via", via, "--key-file"]).arg(&disk.key);
-        fails(&output(&mut command)?, 1, &["invalid UTF-8"])?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        ensure!(!mounts.contains(&disk.name), "{via}: a mount stays");
-        let loops = text(program("losetup").args(["--list", "--noheadings", "--output", "BACK-FILE"]))?;
-        ensure!(!loops.contains(&disk.name), "{via}: a loop device stays");
+        let mut causes = Vec::new();
+        // Its root and the lock file need two. The state file comes before the file that is mounted over, so that it
+        // is replaced when there is something to detach.
+        for inodes in 2.. {
+            let place = disk.dir.path().join("full");
+            fs::create_dir(&place)?;
+            let options = format!("mode=700,nr_inodes={inodes}");
+            text(program("mount").args(["-t", "tmpfs", "-o", &options, "inlock-test-full"]).arg(&place))?;
+            let full = Mounted(place.clone());
+            let open = |name: &str| {
+                let mut command = inlock()?;
+                command.env("INLOCK_RUN_DIR", &place).arg("open").arg(&disk.image).arg(name);
+                output(command.args(["--via", via, "--key-file"]).arg(&disk.key))
+            };
+            let ended = open(&disk.name)?;
+            let is_open = ended.status.success();
+            if is_open {
+                text(inlock()?.env("INLOCK_RUN_DIR", &place).arg("close").arg(&disk.name))?;
+                fs::create_dir(place.join(format!("{}.sock", disk.name)))?;
+                fails(&open(&disk.name)?, 1, &["cannot listen on"])?;
+                fs::remove_dir(place.join(format!("{}.sock", disk.name)))?;
+            } else {
+                fails(&ended, 1, &["No space left on device"])?;
+                causes.push(lossy(&ended.stderr));
+            }
+            let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+            ensure!(!mounts.contains(&disk.name), "{via}, {inodes} inodes: a mount stays");
+            let loops = text(program("losetup").args(["--list", "--noheadings", "--output", "BACK-FILE"]))?;
+            ensure!(!loops.contains(&disk.name), "{via}, {inodes} inodes: a loop device stays");
+            let left: Vec<_> = fs::read_dir(&place)?.map(|entry| entry.map(|entry| entry.file_name())).collect();
+            ensure!(left.is_empty(), "{via}, {inodes} inodes: {left:?} stay");
+            drop(full);
+            fs::remove_dir(place)?;
+            if is_open {
+                break;
+            }
+        }
+        for cause in ["cannot write", "cannot mount the volume over", "cannot write"] {
+            let found = causes.iter().position(|said| said.contains(cause));
+            let found = found.with_context(|| format!("{via}: no '{cause}' in {causes:?}"))?;
+            causes.drain(..=found);
+        }
     }
     Ok(())
 }

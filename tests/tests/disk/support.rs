@@ -103,6 +103,15 @@ impl Drop for Disk {
     }
 }
 
+/// A mounted tmpfs, unmounted when dropped.
+pub(crate) struct Mounted(pub(crate) PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = output(program("umount").arg("--lazy").arg(&self.0));
+    }
+}
+
 /// Checks how a command ended, and that standard error has each of `words`.
 pub(crate) fn fails(ended: &Output, code: i32, words: &[&str]) -> Result<()> {
     let said = lossy(&ended.stderr);

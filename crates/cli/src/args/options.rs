@@ -284,7 +284,7 @@ pub(crate) struct Options {
     /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
     #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub holes: Option<String>,
-    /// Fail the requests that wait for an NBD server or a Ceph cluster; remove or close a volume that has clients
+    /// Fail requests that wait for an NBD server or Ceph; remove or close a volume with clients, or an unreadable state
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
     /// Disable locking of on-disk metadata

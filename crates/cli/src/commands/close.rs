@@ -8,7 +8,7 @@ use serde_json::json;
 use super::running_key::check_header;
 use crate::args::action::{Action, Alias, NAME, Prepared};
 use crate::args::options::Options;
-use crate::control::claim::Claim;
+use crate::control::claim::{Claim, Purpose};
 use crate::control::client::{Client, Found};
 use crate::control::name::Name;
 use crate::control::server;
@@ -52,6 +52,11 @@ pub(super) fn prepare(options: &Options, name: Name) -> anyhow::Result<Prepared>
 
 /// Closes the volume; with `deferred`, as soon as it is no longer in use.
 pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
+    close(name, deferred, Purpose::Close)
+}
+
+/// `purpose`: how to clean up after a process that died.
+fn close(name: &Name, deferred: bool, purpose: Purpose) -> anyhow::Result<()> {
     match Client::find(name)? {
         // Its process may continue for a long time.
         Found::Active(mut client) if deferred => {
@@ -59,10 +64,10 @@ pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
         }
         Found::Active(client) => match client.close(&json!({"command": "close"})) {
             // The process died after it had accepted the connection.
-            Err(error) if is_gone(&error) => clean_up(name),
+            Err(error) if is_gone(&error) => clean_up(name, purpose),
             closed => closed,
         },
-        Found::Gone(_) => clean_up(name),
+        Found::Gone(_) | Found::Unusable(_) => clean_up(name, purpose),
         Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
     }
 }
@@ -76,7 +81,7 @@ fn run_forced(name: &Name) -> anyhow::Result<()> {
         Err(RecvTimeoutError::Timeout) => abort_if_active(&aborted),
         _ => Ok(()),
     });
-    let mut closed = run(name, false);
+    let mut closed = close(name, false, Purpose::ForcedClose);
     drop(ended);
     let deadline = Instant::now() + FORCE_TIMEOUT;
     if closed.as_ref().is_err_and(is_in_progress) {
@@ -84,7 +89,7 @@ fn run_forced(name: &Name) -> anyhow::Result<()> {
     }
     while closed.as_ref().is_err_and(is_in_progress) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(100));
-        closed = match run(name, false) {
+        closed = match close(name, false, Purpose::ForcedClose) {
             // The other command was a close.
             Err(error) if matches!(error.downcast_ref(), Some(CliError::Inactive { .. })) => Ok(()),
             closed => closed,
@@ -99,7 +104,7 @@ fn run_forced(name: &Name) -> anyhow::Result<()> {
 fn abort_if_active(name: &Name) -> anyhow::Result<()> {
     match Client::find(name)? {
         Found::Active(mut client) => client.command(&json!({"command": "abort"}), None).map(drop),
-        Found::Gone(_) | Found::Inactive => Ok(()),
+        Found::Gone(_) | Found::Unusable(_) | Found::Inactive => Ok(()),
     }
 }
 
@@ -109,8 +114,8 @@ fn is_in_progress(error: &anyhow::Error) -> bool {
 }
 
 /// Taking the name cleans up; releasing it removes the files.
-fn clean_up(name: &Name) -> anyhow::Result<()> {
-    Claim::take(name).map(drop)
+fn clean_up(name: &Name, purpose: Purpose) -> anyhow::Result<()> {
+    Claim::take(name, purpose).map(drop)
 }
 
 fn is_gone(error: &anyhow::Error) -> bool {

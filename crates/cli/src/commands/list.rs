@@ -5,9 +5,12 @@ use serde_json::{Value, json};
 use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
 use crate::control::files::Files;
+use crate::control::info::RuntimeInfo;
+use crate::control::state_file::StateFile;
+use crate::error::{CliError, message_of};
 use crate::path_text;
 use crate::ui::columns::Columns;
-use crate::ui::print::print;
+use crate::ui::print::{print, warn};
 
 pub(crate) const ACTION: Action = Action {
     name: "list",
@@ -42,7 +45,11 @@ fn run(json: bool) -> anyhow::Result<()> {
     for row in &rows {
         columns.row(COLUMNS.iter().map(|(_, key)| text(&row[key])).collect());
     }
-    print(columns)
+    print(columns)?;
+    for error in rows.iter().filter_map(|row| row["error"].as_str()) {
+        warn(error);
+    }
+    Ok(())
 }
 
 fn text(value: &Value) -> String {
@@ -55,25 +62,48 @@ fn text(value: &Value) -> String {
 
 /// Describes a name. `None`: it was closed meanwhile.
 fn row(files: Files) -> Option<Value> {
-    let mut info = files.info()?;
-    let mut errors = None;
-    let state = match Client::find_at(files) {
+    let mut row = match files.state() {
+        StateFile::Missing => return None,
+        StateFile::Whole(info) => described(&info),
+        StateFile::Unusable(unusable) => {
+            let remains = unusable.remains.as_ref();
+            let node = remains.and_then(|remains| remains.node.as_deref()).map(path_text::text_of);
+            let device = remains.and_then(|remains| remains.device.as_deref()).map(path_text::text_of);
+            json!({
+                "name": files.name().as_str(), "type": null, "via": remains.map(|remains| &remains.via),
+                "endpoint": node, "place": node, "errors": null, "device": device, "zones": null,
+                "pid": remains.map(|remains| remains.pid), "started": null,
+            })
+        }
+    };
+    let state = match Client::find_at(files.clone()) {
         Ok(Found::Active(mut client)) => match client.status() {
             Ok(status) => {
-                let state = if status.suspended { "suspended" } else { "active" };
-                info = status.info;
-                errors = Some(status.counters.store_errors);
-                state
+                row = described(&status.info);
+                row["errors"] = status.counters.store_errors.into();
+                if status.suspended { "suspended" } else { "active" }
             }
             Err(_) => "unreachable",
         },
         Ok(Found::Gone(_)) => "gone",
+        Ok(Found::Unusable(unusable)) => {
+            row["error"] = message_of(&files.error_of(&unusable)).into();
+            unusable.state()
+        }
         Ok(Found::Inactive) => return None,
-        Err(_) => "unreachable",
+        Err(error) => match error.downcast_ref() {
+            Some(CliError::Unreachable { pid: 0, .. }) => "starting",
+            _ => "unreachable",
+        },
     };
-    Some(json!({
-        "name": info.name, "state": state, "type": info.kind, "via": info.via, "endpoint": info.endpoint(),
-        "place": info.endpoint(), "errors": errors, "device": path_text::text_of(&info.device),
-        "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid, "started": info.started,
-    }))
+    row["state"] = state.into();
+    Some(row)
+}
+
+fn described(info: &RuntimeInfo) -> Value {
+    json!({
+        "name": info.name, "type": info.kind, "via": info.via, "endpoint": info.endpoint(), "place": info.endpoint(),
+        "errors": null, "device": path_text::text_of(&info.device),
+        "zones": info.zoned.as_ref().map(|zoned| zoned.zones), "pid": info.pid, "started": info.started,
+    })
 }

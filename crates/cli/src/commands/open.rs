@@ -27,7 +27,7 @@ use crate::attach::link::Link;
 use crate::attach::method::{self, AttachMethod};
 use crate::attach::stale;
 use crate::control::background::{self, Launcher, RunMode};
-use crate::control::claim::Claim;
+use crate::control::claim::{Claim, Purpose};
 use crate::control::engine::EngineInfo;
 use crate::control::info::RuntimeInfo;
 use crate::control::listener::Listener;
@@ -162,7 +162,7 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 /// terminal.
 fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
-    let mut claim = Claim::take_over(&args.name)?;
+    let mut claim = Claim::take(&args.name, Purpose::Attach)?;
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let method = choose_method(args, recover.map(|(method, _)| method))?;
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
@@ -200,9 +200,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
         device_cookie: Some(options.cookie).filter(|_| method.has_workers()),
         ..RuntimeInfo::new(claim.name(), info, &device)
     };
-    if let Some(stale) = claim.stale() {
-        stale.check_same_volume(&info)?;
-    }
+    announce(&mut claim, &info)?;
     let attachment = Attachment::attach(method, &device, &options)?;
     // From here on every failure detaches it, or keeps its state file as long as it is attached.
     let open = Arc::new(OpenVolume::new(attachment, method, access.allow_discards));
@@ -228,6 +226,16 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     drop((link, stores));
     control.finish(&outcome);
     outcome.map(|()| 0)
+}
+
+/// Publishes what is going to be attached, by which it is found if this process is killed before it is done. A device
+/// to recover is in the state file already, and must be that of the same volume.
+fn announce(claim: &mut Claim, info: &RuntimeInfo) -> anyhow::Result<()> {
+    match claim.stale() {
+        Some(stale) => stale.check_same_volume(info),
+        // Without a node it is not recovered, so it needs no fingerprint of the key.
+        None => claim.publish(&RuntimeInfo { check: None, ..info.clone() }),
+    }
 }
 
 /// Chooses the method of attachment: that of a device to recover, or the given one, or the best one here.

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use super::running_key::check_header;
 use crate::args::action::{Action, NAME, Prepared};
 use crate::control::client::{Client, Found};
+use crate::control::files::Files;
 use crate::control::info::RuntimeInfo;
 use crate::control::name::Name;
-use crate::error::{CliError, Status};
+use crate::error::{CliError, Status, message_of, status_of};
 use crate::ui::print::{print, print_stderr};
 
 pub(crate) const ACTION: Action = Action {
@@ -35,6 +36,18 @@ pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Res
             if json { print(format_args!("{:#}\n", with_state(&status, state)?)) } else { print(&status) }
         }
         Found::Gone(info) => gone(name, &info, json),
+        Found::Unusable(unusable) => {
+            let error = Files::of(name)?.error_of(&unusable);
+            if !json {
+                print(format_args!("{name} is inactive.\n"))?;
+                return Err(error);
+            }
+            let fields = json!({
+                "name": name.as_str(), "state": unusable.state(), "active": false, "error": message_of(&error)
+            });
+            print(format_args!("{fields:#}\n"))?;
+            Err(CliError::Silent(status_of(&error)).into())
+        }
         Found::Inactive => {
             if json {
                 print(format_args!("{:#}\n", json!({"name": name.as_str(), "state": "inactive", "active": false})))?;

@@ -141,13 +141,14 @@ type Volume = (String, u32, &'static str, Option<Sample>);
 
 fn found(files: Files) -> Volume {
     let name = files.name().to_string();
-    let pid = files.info().map_or(0, |info| info.pid);
+    let pid = files.state().pid().unwrap_or(0);
     let (state, sample) = match Client::find_at(files) {
         Ok(Found::Active(mut client)) => match client.sample() {
             Ok(sample) => (state_of(&sample), Some(sample)),
             Err(_) => ("unreachable", None),
         },
         Ok(Found::Gone(_)) => ("gone", None),
+        Ok(Found::Unusable(unusable)) => (unusable.state(), None),
         Ok(Found::Inactive) => ("inactive", None),
         Err(_) => ("unreachable", None),
     };

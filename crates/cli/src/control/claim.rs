@@ -3,8 +3,10 @@
 use super::files::{Files, Log};
 use super::info::RuntimeInfo;
 use super::name::Name;
-use crate::attach::stale;
+use super::state_file::StateFile;
+use crate::attach::stale::{self, StaleDevice};
 use crate::error::CliError;
+use crate::ui::print::warn;
 use crate::volume::lock::{self, Lock};
 
 /// A name held by this process. Its files are removed with it.
@@ -19,33 +21,64 @@ pub(crate) struct Claim {
     _lock: Lock,
 }
 
+/// Purpose of taking a name, which decides about what a process that died has left under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A volume without a device: cleans up, and fails if the state file cannot be used.
+    Serve,
+    /// Like `Serve`, but a device that awaits recovery stays.
+    Attach,
+    /// Cleans up, also by the frozen part of a state file.
+    Close,
+    /// Cleans up, also without a state file that can be read, which is set aside.
+    ForcedClose,
+}
+
 impl Claim {
     /// Takes the name, and cleans up after a process that died. Fails if its device is in use.
-    pub(crate) fn take(name: &Name) -> anyhow::Result<Self> {
-        Self::take_unless(name, |_| false)
-    }
-
-    /// Like [`Claim::take`], but keeps a device that awaits recovery.
-    pub(crate) fn take_over(name: &Name) -> anyhow::Result<Self> {
-        Self::take_unless(name, |info| stale::awaiting_recovery(info.stale_device()).is_some())
-    }
-
-    fn take_unless(name: &Name, keep: impl FnOnce(&RuntimeInfo) -> bool) -> anyhow::Result<Self> {
+    pub(crate) fn take(name: &Name, purpose: Purpose) -> anyhow::Result<Self> {
         let files = Files::of(name)?;
         let Some(lock) = lock::exclusive(&files.path("lock"))? else {
-            return Err(CliError::NameInUse { name: name.to_string(), pid: files.info().map(|info| info.pid) }.into());
+            return Err(CliError::NameInUse { name: name.to_string(), pid: files.state().pid() }.into());
         };
-        let stale = match files.info() {
-            Some(info) if keep(&info) => Some(info),
-            gone => {
-                if let Some(gone) = gone {
-                    stale::clean_up(gone.stale_device(), &files.volume())?;
-                }
-                files.remove(Log::Always);
-                None
+        let mut this = Self { files, stale: None, keep: None, keeps_log: false, _lock: lock };
+        // A failure removes nothing.
+        this.keep_if(|| true);
+        this.take_stale(purpose)?;
+        this.keep = None;
+        Ok(this)
+    }
+
+    fn take_stale(&mut self, purpose: Purpose) -> anyhow::Result<()> {
+        let files = &self.files;
+        let file = files.volume();
+        let mut aside = None;
+        match files.state() {
+            StateFile::Whole(info)
+                if purpose == Purpose::Attach && stale::awaiting_recovery(info.stale_device()).is_some() =>
+            {
+                self.stale = Some(*info);
+                return Ok(());
             }
-        };
-        Ok(Self { files, stale, keep: None, keeps_log: false, _lock: lock })
+            StateFile::Whole(info) => stale::clean_up(info.stale_device(), &file)?,
+            StateFile::Missing => stale::clean_up(StaleDevice::unknown(files.name().as_str()), &file)?,
+            StateFile::Unusable(unusable) => match (&unusable.remains, purpose) {
+                (Some(remains), Purpose::Close | Purpose::ForcedClose) => {
+                    stale::clean_up(remains.stale_device(), &file)?;
+                }
+                (None, Purpose::ForcedClose) => {
+                    stale::clean_up(StaleDevice::unknown(files.name().as_str()), &file)?;
+                    aside = Some(files.set_aside()?);
+                }
+                _ => return Err(files.error_of(&unusable)),
+            },
+        }
+        files.remove(Log::Always);
+        if let Some(aside) = aside {
+            let kept = aside.display();
+            warn(format_args!("the state file is now {kept}; a block device that it names may still be attached"));
+        }
+        Ok(())
     }
 
     pub(crate) fn name(&self) -> &Name {

@@ -17,6 +17,7 @@ use super::info::{RuntimeInfo, VolumeStatus};
 use super::line::{self, Answer};
 use super::metrics::Sample;
 use super::name::Name;
+use super::state_file::{StateFile, Unusable};
 use crate::error::{CliError, Status};
 use crate::system::socket;
 use crate::ui::print::warn;
@@ -46,6 +47,8 @@ pub(crate) enum Found {
     Active(Client),
     /// Its process has died without cleaning up.
     Gone(Box<RuntimeInfo>),
+    /// Its process has died, and this version cannot read all of its state file.
+    Unusable(Box<Unusable>),
     /// The name is not in use.
     Inactive,
 }
@@ -79,15 +82,20 @@ impl Client {
 
     /// Connects to the process that holds the name of these files.
     pub(crate) fn find_at(files: Files) -> anyhow::Result<Found> {
-        let gone = |info: Option<RuntimeInfo>| info.map_or(Found::Inactive, |info| Found::Gone(Box::new(info)));
-        let info = files.info();
+        let gone = |state: StateFile| match state {
+            StateFile::Missing => Found::Inactive,
+            StateFile::Whole(info) => Found::Gone(info),
+            StateFile::Unusable(unusable) => Found::Unusable(unusable),
+        };
+        let state = files.state();
         if !files.is_alive() {
-            return Ok(gone(info));
+            return Ok(gone(state));
         }
-        let pid = info.map_or(0, |info| info.pid);
+        let is_attaching = matches!(&state, StateFile::Whole(info) if info.is_attaching());
+        let pid = state.pid().filter(|_| !is_attaching).unwrap_or(0);
         match connect(&files.socket()) {
             Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
-            Err(_) if is_exiting(&files) => Ok(gone(files.info())),
+            Err(_) if is_exiting(&files) => Ok(gone(files.state())),
             Err(_) => Err(CliError::Unreachable { name: files.name().to_string(), pid }.into()),
         }
     }
@@ -97,6 +105,7 @@ impl Client {
         match Self::find(name)? {
             Found::Active(client) => Ok(client),
             Found::Gone(_) => Err(CliError::Gone { name: name.to_string() }.into()),
+            Found::Unusable(unusable) => Err(Files::of(name)?.error_of(&unusable)),
             Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
         }
     }

@@ -5,19 +5,19 @@
 //! background process.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::info::RuntimeInfo;
 use super::name::Name;
+use super::state_file::{self, SET_ASIDE, StateFile, Unusable};
+use crate::error::{CliError, Status};
 use crate::system::run_dir::run_dir;
 use crate::volume::key_check::KeyCheck;
 use crate::volume::lock;
-
-/// Maximum length of a state file, in bytes.
-const STATE_FILE_MAX: u64 = 1 << 20;
 
 /// Maximum length of a name in the path of a socket: a path has at most 107 bytes, and a name may have more.
 const SOCKET_NAME_MAX: usize = 32;
@@ -66,7 +66,7 @@ impl Files {
     /// Returns the files of the volume that is attached as this device or file.
     pub(crate) fn of_node(path: &Path) -> anyhow::Result<Option<Self>> {
         let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let is_node = |files: &Self| files.info().is_some_and(|info| info.node.as_deref() == Some(&real));
+        let is_node = |files: &Self| files.state().node() == Some(&real);
         Ok(Self::all()?.into_iter().find(is_node))
     }
 
@@ -113,11 +113,26 @@ impl Files {
     }
 
     /// Reads the state file, which a process that died has left behind.
-    pub(crate) fn info(&self) -> Option<RuntimeInfo> {
-        let path = self.path("json");
-        let metadata = std::fs::metadata(&path).ok()?;
-        let text = (metadata.len() <= STATE_FILE_MAX).then(|| std::fs::read(path).ok())??;
-        serde_json::from_slice(&text).ok()
+    pub(crate) fn state(&self) -> StateFile {
+        StateFile::read(&self.path("json"), &self.name)
+    }
+
+    /// Returns the error for the state file.
+    pub(crate) fn error_of(&self, unusable: &Unusable) -> anyhow::Error {
+        unusable.error(&self.path("json"), &self.name)
+    }
+
+    /// Renames the state file. Returns its new path. Fails if another file was set aside before, which may be needed.
+    pub(super) fn set_aside(&self) -> anyhow::Result<PathBuf> {
+        let (path, aside) = (self.path("json"), self.path(SET_ASIDE));
+        match renameat_with(CWD, &path, CWD, &aside, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(aside),
+            Err(error) => {
+                let message = format!("Cannot rename {} to {}: {error}.", path.display(), aside.display());
+                let hint = "move the latter away, and try again".to_owned();
+                Err(CliError::Remote(message, Some(hint), Status::Busy).into())
+            }
+        }
     }
 
     /// Replaces the state file atomically.
@@ -128,12 +143,21 @@ impl Files {
         let path = self.path("json");
         let write = || -> io::Result<()> {
             // Temporary files are for their owner only.
-            let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.dir)?;
-            std::fs::write(file.path(), serde_json::to_vec_pretty(&info)?)?;
+            let new = self.new_name();
+            let _ = std::fs::remove_file(self.dir.join(&new));
+            let mut file = tempfile::Builder::new().rand_bytes(0).prefix(&new).tempfile_in(&self.dir)?;
+            file.write_all(&state_file::text(&info, &self.volume())?)?;
+            // Otherwise it may be empty after a power cut, if the directory is not on tmpfs.
+            file.as_file().sync_all()?;
             file.persist(&path)?;
             Ok(())
         };
         write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Returns the name of the file that replaces the state file. `~` cannot occur in the name of a volume.
+    fn new_name(&self) -> String {
+        format!("~{}.json", self.name)
     }
 
     /// Removes the files of a process, and the log according to `log`.
@@ -143,6 +167,7 @@ impl Files {
         let _ = std::fs::remove_file(self.nbd_socket());
         let _ = std::fs::remove_file(self.completion_log());
         let _ = std::fs::remove_file(self.path("json"));
+        let _ = std::fs::remove_file(self.dir.join(self.new_name()));
         let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
         if log == Log::Always || log == Log::IfEmpty && is_empty() {
             let _ = std::fs::remove_file(self.log());

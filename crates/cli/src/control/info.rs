@@ -177,7 +177,18 @@ impl RuntimeInfo {
 
     /// Returns the device or file that its process leaves behind when it dies.
     pub(crate) fn stale_device(&self) -> StaleDevice<'_> {
-        StaleDevice { name: &self.name, method: &self.via, node: self.node.as_deref(), cookie: self.device_cookie }
+        StaleDevice {
+            name: &self.name,
+            method: &self.via,
+            node: self.node.as_deref(),
+            cookie: self.device_cookie,
+            mounted_over: None,
+        }
+    }
+
+    /// Whether its process publishes later where clients find it.
+    pub(crate) fn is_attaching(&self) -> bool {
+        self.node.is_none() && self.address.is_none()
     }
 
     /// Whether a segment is encrypted.

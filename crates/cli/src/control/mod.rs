@@ -18,4 +18,5 @@ pub(crate) mod name;
 pub(crate) mod openmetrics;
 pub(crate) mod served;
 pub(crate) mod server;
+pub(crate) mod state_file;
 pub(crate) mod verity;

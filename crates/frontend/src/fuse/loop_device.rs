@@ -91,10 +91,12 @@ impl LoopDevice {
         Ok(Self { node, is_detaching: false })
     }
 
-    /// Returns the loop device at `node` if it is attached to `file`.
-    pub fn find(node: &Path, file: &Path) -> Option<Self> {
-        let found = Self { node: node.to_owned(), is_detaching: false };
-        (found.backing_file()? == file).then_some(found)
+    /// Returns the loop devices that are attached to `file`.
+    pub fn all_on(file: &Path) -> Vec<Self> {
+        let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        let names = devices.map(|entry| entry.file_name()).filter(|name| name.as_encoded_bytes().starts_with(b"loop"));
+        let devices = names.map(|name| Self { node: Path::new("/dev").join(name), is_detaching: false });
+        devices.filter(|device| device.backing_file().is_some_and(|backing| backing == file)).collect()
     }
 
     /// Returns the path of the block device, `/dev/loopN`.

@@ -3,9 +3,11 @@
 use super::file::VolumeFile;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use inlock_engine::{BlockingDevice, Device};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -136,16 +138,58 @@ impl FuseMount {
     }
 }
 
+/// State of the file of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileState {
+    /// Nothing. The file may not exist.
+    Unmounted,
+    /// A volume whose server answers.
+    Served,
+    /// A volume whose server has died: all access fails.
+    Dead,
+}
+
+/// Returns what is mounted over the file at `path`. Blocks while a server that lives does not answer.
+///
+/// # Errors
+/// The file cannot be examined.
+pub fn state_of(path: &Path) -> Result<FileState, FuseError> {
+    let failed = |source| FuseError::Unmount { path: path.to_owned(), source };
+    // The kernel answers from its cache otherwise, also for a server that has died.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    let found = match statx(CWD, path, flags, StatxFlags::BASIC_STATS) {
+        Ok(found) => found,
+        Err(Errno::NOENT) => return Ok(FileState::Unmounted),
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => return Ok(FileState::Dead),
+        Err(error) => return Err(failed(error.into())),
+    };
+    let directory = std::fs::metadata(path.parent().unwrap_or(Path::new("/"))).map_err(failed)?.dev();
+    let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+    Ok(if device == directory { FileState::Unmounted } else { FileState::Served })
+}
+
 /// Unmounts the file of a volume, even if its server has died.
 ///
 /// # Errors
 /// [`FuseError::Busy`] if the file is in use, [`FuseError::Unmount`] if it cannot be unmounted.
 pub fn unmount(path: &Path) -> Result<(), FuseError> {
+    unmount_with(path, UnmountFlags::NOFOLLOW)
+}
+
+/// Unmounts the file of a server that has died, also if programs have it open: all that they do with it fails.
+///
+/// # Errors
+/// [`FuseError::Unmount`] if it cannot be unmounted.
+pub fn unmount_lazily(path: &Path) -> Result<(), FuseError> {
+    unmount_with(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+}
+
+fn unmount_with(path: &Path, flags: UnmountFlags) -> Result<(), FuseError> {
     let failed = |source| FuseError::Unmount { path: path.to_owned(), source };
-    match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+    match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(FuseError::Busy(path.to_owned())),
-        Err(Errno::PERM) => unmount_by_helper(path),
+        Err(Errno::PERM) => unmount_by_helper(path, flags.contains(UnmountFlags::DETACH)),
         // It is not mounted.
         Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(error) => Err(failed(error.into())),
@@ -153,10 +197,12 @@ pub fn unmount(path: &Path) -> Result<(), FuseError> {
 }
 
 /// Unmounts with FUSE's helper program, which does so for users.
-fn unmount_by_helper(path: &Path) -> Result<(), FuseError> {
+fn unmount_by_helper(path: &Path, lazily: bool) -> Result<(), FuseError> {
     let failed = |source| FuseError::Unmount { path: path.to_owned(), source };
     let run = |program: &str| {
-        Command::new(program).args(["-u", "--"]).arg(path).env("LC_ALL", "C").stdin(Stdio::null()).output()
+        let mut command = Command::new(program);
+        command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).output()
     };
     let output = run("fusermount3").or_else(|_| run("fusermount")).map_err(failed)?;
     if output.status.success() {

@@ -164,6 +164,18 @@ impl NbdDevice {
         (backend.trim_end() == identifier).then(found)
     }
 
+    /// Returns the device that has this identifier, without its node.
+    pub fn with_identifier(identifier: &str) -> Option<Self> {
+        Self::with_identifier_in(Path::new("/sys/block"), identifier)
+    }
+
+    fn with_identifier_in(sysfs: &Path, identifier: &str) -> Option<Self> {
+        let devices = fs::read_dir(sysfs).into_iter().flatten().flatten();
+        devices
+            .into_iter()
+            .find_map(|entry| Self::find_in(sysfs, &Path::new("/dev").join(entry.file_name()), identifier))
+    }
+
     /// Returns the number of the device.
     pub fn number(&self) -> u32 {
         self.index
@@ -297,6 +309,12 @@ mod tests {
         for (node, identifier) in [("/dev/nbd17", "another"), ("/dev/nbd1", "volume"), ("/dev/sda", "volume")] {
             assert_eq!(find(node, identifier), None, "{node}, {identifier}");
         }
+        for (name, identifier) in [("nbd3", "volume-0"), ("nbd9", "volum"), ("loop5", "other"), ("nbd5", "other")] {
+            fs::create_dir(sysfs.path().join(name)).unwrap();
+            fs::write(sysfs.path().join(name).join("backend"), format!("{identifier}\n")).unwrap();
+        }
+        let with = |identifier| NbdDevice::with_identifier_in(sysfs.path(), identifier).map(|found| found.number());
+        assert_eq!(["volume", "other", "missing", ""].map(with), [Some(17), Some(5), None, None]);
     }
 
     #[test]

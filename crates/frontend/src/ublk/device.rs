@@ -107,9 +107,16 @@ pub fn is_awaiting_recovery(number: u32, device_cookie: u64) -> bool {
     abandoned(number, device_cookie).is_some_and(|info| matches!(info.state, State::Quiesced | State::Live))
 }
 
-/// Returns whether there is a device with this number and cookie whose process died, started or not.
-pub fn is_abandoned(number: u32, device_cookie: u64) -> bool {
-    abandoned(number, device_cookie).is_some()
+/// Returns the number of the device with this cookie whose process died, started or not.
+pub fn find_abandoned(device_cookie: u64) -> Option<u32> {
+    numbers_in(Path::new("/dev")).into_iter().find(|number| abandoned(*number, device_cookie).is_some())
+}
+
+/// Returns the numbers of the devices that have a node in the directory. One that was not started has the node of its
+/// driver only.
+fn numbers_in(directory: &Path) -> Vec<u32> {
+    let nodes = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    nodes.filter_map(|node| node.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok()).collect()
 }
 
 fn abandoned(number: u32, device_cookie: u64) -> Option<Info> {
@@ -122,7 +129,7 @@ fn abandoned(number: u32, device_cookie: u64) -> Option<Info> {
 /// # Errors
 /// The driver cannot be reached, or refuses.
 pub fn remove(number: u32, device_cookie: u64) -> Result<(), UblkError> {
-    if !is_abandoned(number, device_cookie) {
+    if abandoned(number, device_cookie).is_none() {
         // It was removed, or its number belongs to another device now.
         return Ok(());
     }
@@ -447,4 +454,21 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> UblkError {
 fn has_process(info: &Info) -> bool {
     let is_alive = |pid: i32| pid > 0 && Path::new("/proc").join(pid.to_string()).exists();
     info.state != State::Quiesced && is_alive(info.pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_found_by_the_nodes_of_the_driver() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["ublkc0", "ublkc17", "ublkb4", "ublk-control", "ublkc", "ublkcx", "sda"] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        let mut found = numbers_in(directory.path());
+        found.sort_unstable();
+        assert_eq!(found, [0, 17]);
+        assert_eq!(numbers_in(&directory.path().join("missing")), [0; 0]);
+    }
 }

@@ -27,8 +27,8 @@ pub(crate) mod loop_device {
         }
 
         /// Finds no device: only a build with the feature can take over or remove one.
-        pub(crate) fn find(_node: &Path, _file: &Path) -> Option<Self> {
-            None
+        pub(crate) fn all_on(_file: &Path) -> Vec<Self> {
+            Vec::new()
         }
 
         pub(crate) fn node(&self) -> &Path {
@@ -78,14 +78,30 @@ pub(crate) mod mount {
 
     pub(crate) enum FuseMount {}
 
-    /// Refuses to unmount a file that a build with the feature mounted. A file whose server is gone has no metadata.
-    pub(crate) fn unmount(path: &Path) -> Result<(), FuseError> {
+    #[derive(PartialEq, Eq)]
+    #[expect(dead_code, reason = "only a build with the feature tells whether a server answers")]
+    pub(crate) enum FileState {
+        Unmounted,
+        Served,
+        Dead,
+    }
+
+    /// Fails for a file that a build with the feature mounted. A file whose server is gone has no metadata.
+    pub(crate) fn state_of(path: &Path) -> Result<FileState, FuseError> {
         let directory = path.parent().and_then(|directory| directory.metadata().ok()).map(|found| found.dev());
         match path.metadata() {
-            Ok(found) if Some(found.dev()) == directory => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(found) if Some(found.dev()) == directory => Ok(FileState::Unmounted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FileState::Unmounted),
             _ => Err(FuseError::NoFuse),
         }
+    }
+
+    pub(crate) fn unmount(_path: &Path) -> Result<(), FuseError> {
+        Err(FuseError::NoFuse)
+    }
+
+    pub(crate) fn unmount_lazily(_path: &Path) -> Result<(), FuseError> {
+        Err(FuseError::NoFuse)
     }
 
     impl FuseMount {

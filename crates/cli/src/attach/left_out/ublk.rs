@@ -51,8 +51,8 @@ pub(crate) fn is_awaiting_recovery(_number: u32, _device_cookie: u64) -> bool {
     false
 }
 
-pub(crate) fn is_abandoned(_number: u32, _device_cookie: u64) -> bool {
-    false
+pub(crate) fn find_abandoned(_device_cookie: u64) -> Option<u32> {
+    None
 }
 
 pub(crate) fn remove(_number: u32, _device_cookie: u64) -> Result<(), UblkError> {

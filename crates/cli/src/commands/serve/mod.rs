@@ -33,7 +33,7 @@ use crate::args::action::{
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::control::background::{self, Launcher, RunMode};
-use crate::control::claim::Claim;
+use crate::control::claim::{Claim, Purpose};
 use crate::control::engine::EngineInfo;
 use crate::control::info::RuntimeInfo;
 use crate::control::listener::Listener;
@@ -245,7 +245,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (listen, _private) = listen(args)?;
     let tls = args.tls.as_ref().map(tls::load).transpose()?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
-    let claim = args.name.as_ref().map(Claim::take).transpose()?;
+    let claim = args.name.as_ref().map(|name| Claim::take(name, Purpose::Serve)).transpose()?;
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
     let engine = args.engine.map(EngineArgs::start).transpose()?;
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
