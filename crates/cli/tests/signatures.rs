@@ -58,8 +58,6 @@ fn remnant_of_a_header_below_another_format_is_neither_opened_nor_written() {
         &["config", "--label", "x"],
         &["token", "add", "--key-description", "x"],
         &["convert", "-q", "--type", "luks1"],
-        &["repair", "-q"],
-        &["repair"],
         &["luksHeaderBackup", "--header-backup-file", "/nonexistent"],
     ];
     for (name, format) in formats() {
@@ -85,8 +83,46 @@ fn remnant_of_a_header_below_another_format_is_neither_opened_nor_written() {
         // By its name, the option allows it.
         call_with(b"secret", ["open", "--test-passphrase", "--disable-blkid", &image]).fails(0, &["using the second"]);
         assert!(std::fs::read(&image).expect("readable") == before, "{name}: open wrote");
-        call(["repair", "-q", "--disable-blkid", &image]).fails(0, &["rewrite the first header copy"]);
+        let warned = format!("WARNING: Device {image} already contains a '{name}'");
+        call(["repair", "-q", &image]).fails(0, &[&warned, "rewrite the first header copy"]);
         call_with(b"secret", ["open", "--test-passphrase", &image]).works();
+    }
+}
+
+/// A label may look like a signature: it is none, neither when the header is written nor when its copy is damaged.
+#[test]
+fn label_is_no_signature() {
+    let dir = Dir::new();
+    for (number, label) in ["LVM2 001", "12345678NXSB", "      FAT16   "].iter().enumerate() {
+        let image = dir.image(&format!("image{number}"), 24);
+        let words = ["luksFormat", "-q", "--label", label, &image];
+        call_with(b"secret", words.into_iter().chain(FAST)).works();
+        let doctor = call(["doctor", "-q", &image]);
+        assert!(doctor.code == 0 && !doctor.text().contains("Format:"), "{label}: {doctor:?}");
+        let mut bytes = std::fs::read(&image).expect("readable");
+        // The salt of the checksum.
+        bytes[110] ^= 1;
+        std::fs::write(&image, bytes).expect("writable");
+        call_with(b"secret", ["open", "--test-passphrase", &image]).fails(0, &["using the second"]);
+    }
+}
+
+/// An image of a virtual disk may end with a trailer, after any content.
+#[test]
+fn trailer_of_an_image_leaves_the_second_copy() {
+    let dir = Dir::new();
+    for (number, trailer) in [&b"conectix"[..], b"koly\0\0\0\x04"].iter().enumerate() {
+        let image = dir.image(&format!("image{number}"), 24);
+        call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST)).works();
+        let mut bytes = std::fs::read(&image).expect("readable");
+        bytes[..512].fill(0);
+        let at = bytes.len() - 512;
+        bytes[at..at + trailer.len()].copy_from_slice(trailer);
+        std::fs::write(&image, &bytes).expect("writable");
+        call_with(b"secret", ["open", "--test-passphrase", &image]).fails(0, &["using the second"]);
+        bytes[..4].copy_from_slice(b"QFI\xfb");
+        std::fs::write(&image, bytes).expect("writable");
+        call_with(b"secret", ["open", "--test-passphrase", &image]).fails(1, &["'qcow2'"]);
     }
 }
 

@@ -36,6 +36,13 @@ pub struct Signature {
     pub len: usize,
 }
 
+impl Signature {
+    /// Returns whether a LUKS header can be on the same device: formats of images of disks end with a trailer.
+    pub(crate) fn is_trailer(&self) -> bool {
+        self.kind == SignatureKind::File && self.offset >= PAGE as u64
+    }
+}
+
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -179,6 +186,8 @@ struct Probe<'a> {
     device: &'a dyn HeaderDevice,
     len: u64,
     start: Vec<u8>,
+    /// Label, salt, UUID and subsystem of a LUKS2 header: texts that its owner chooses are no signatures.
+    texts: Range<u64>,
 }
 
 /// Bytes that are read at once: labels of ZFS with their uberblocks.
@@ -197,7 +206,9 @@ impl<'a> Probe<'a> {
                 }
             }
         }
-        Ok(Self { device, len, start })
+        let is_luks2 = start.starts_with(b"LUKS\xba\xbe\0\x02");
+        let texts = if is_luks2 { 24..256 } else { 0..0 };
+        Ok(Self { device, len, start, texts })
     }
 
     /// Returns `N` bytes at `offset`. `None`: the device has not so many, or they cannot be read.
@@ -232,7 +243,8 @@ impl<'a> Probe<'a> {
         };
         let mut bytes = vec![0; magic.len()];
         let mut is_there = |offset: &u64| self.has_read(&mut bytes, *offset) && bytes == magic;
-        let offset = places.iter().filter_map(place).find(&mut is_there)?;
+        let mut places = places.iter().filter_map(place).filter(|offset| !self.texts.contains(offset));
+        let offset = places.find(&mut is_there)?;
         Some(Signature { name, kind, offset, len: magic.len() })
     }
 }

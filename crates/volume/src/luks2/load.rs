@@ -82,8 +82,8 @@ impl Foreign {
     fn check(self, device: &dyn HeaderDevice) -> Result<(), LoadError> {
         match self {
             Self::Ignored => Ok(()),
-            Self::Refused => match find_signatures(device)?.first() {
-                Some(&signature) => Err(LoadError::Ambiguous(signature)),
+            Self::Refused => match find_signatures(device)?.into_iter().find(|found| !found.is_trailer()) {
+                Some(signature) => Err(LoadError::Ambiguous(signature)),
                 None => Ok(()),
             },
         }

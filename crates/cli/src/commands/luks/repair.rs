@@ -43,9 +43,10 @@ fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     }
     let asks = terminal::stdin_is_terminal() && !batch;
     if let Some(foreign) = plan.foreign().filter(|_| !ignores_signatures()) {
-        if !asks {
+        // --batch-mode is an answer, as in cryptsetup, which repairs nothing without any magic.
+        if !asks && plan.is_salvage() {
             return Err(CliError::refused(
-                format!("Device {} has a {foreign}, and only the second copy of a LUKS2 header.", path.display()),
+                format!("Device {} has a {foreign}, and only parts of a LUKS header.", path.display()),
                 "if what the signature belongs to may be destroyed, repair with --disable-blkid, or on a terminal",
             ));
         }
