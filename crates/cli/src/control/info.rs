@@ -330,7 +330,8 @@ impl VolumeStatus {
         }
         writeln!(
             f,
-            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed",
+            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed, \
+             {} refused",
             counters.reads,
             counters.bytes_read,
             counters.writes,
@@ -338,7 +339,8 @@ impl VolumeStatus {
             counters.write_zeroes,
             counters.flushes,
             counters.discards,
-            counters.errors
+            counters.errors,
+            counters.refused
         )?;
         if let Some(integrity) = &self.integrity {
             integrity.write_counters(f)?;

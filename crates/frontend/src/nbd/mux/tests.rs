@@ -132,8 +132,8 @@ impl Fixture {
     fn greeted(&mut self) -> Client {
         let (socket, theirs) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        self.nbd().live.fetch_add(1, Ordering::Relaxed);
-        self.mailbox.post(Told::Nbd(Message::Accept(theirs.into())));
+        let live = CountGuard::new(&self.nbd().live);
+        self.mailbox.post(Told::Nbd(Message::Accept(theirs.into(), live)));
         let mut client = Client { socket, received: Vec::new() };
         self.run_until(&mut [&mut client], GREETING_LEN);
         client
