@@ -219,7 +219,7 @@ measure_hostile() {
                 median(idle[k], n[k]) } }'
 }
 
-# Clients of one volume at its limits: what one that reads 4 KiB at a time gets beside others.
+# Clients of one volume at its limits: what one that reads 4 KiB at a time gets while others use it.
 measure_shares() {
     local row what connections limit line other seconds=${SECONDS_EACH:-10}
     start_limited() { volume v 256M "$@" > shares.toml; start shares "$(cpus shared | cut -d' ' -f1)"; }

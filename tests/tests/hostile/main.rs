@@ -67,7 +67,7 @@ pub(crate) enum Kind {
     Many(u32),
 }
 
-/// Limits of a volume of [`Kind::Many`], but for its operations. One client can have any of them used up.
+/// Limits of a volume of [`Kind::Many`], without the operations. One client can have any of them used up.
 const LIMITS: &str = "max-bytes = \"100M\"\nmax-in-flight = \"4M\"\nmax-clients = 1000";
 
 pub(crate) struct Served {

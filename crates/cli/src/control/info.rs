@@ -305,9 +305,7 @@ impl VolumeStatus {
         let (info, counters) = (&self.info, &self.counters);
         writeln!(f, "  served:  {}", format!("{} {}", info.via, info.endpoint()).trim_end())?;
         writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
-        if let Some(metrics) = &info.metrics {
-            writeln!(f, "  metrics: {metrics}")?;
-        }
+        info.metrics.iter().try_for_each(|metrics| writeln!(f, "  metrics: {metrics}"))?;
         if info.zero_holes {
             writeln!(f, "  holes:   zero")?;
         }

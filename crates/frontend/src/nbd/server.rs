@@ -589,7 +589,7 @@ mod tests {
             client.write_all(&option).unwrap();
             client.read_exact(&mut [0; 10]).unwrap();
         }
-        // None is in its handshake any more.
+        // None is in its handshake now.
         assert!(is_disconnected(&mut connect()));
         in_transmission.set_nonblocking(true).unwrap();
         assert_eq!(in_transmission.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
