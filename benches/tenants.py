@@ -10,6 +10,13 @@
                                               the clients have this real-time priority.
   tenants.py flood SOCKET NAME CONNECTIONS    writes of 1 MiB, as many in flight as server and sockets take, until
                                               SIGTERM. Then prints the connections and MiB/s.
+  tenants.py keep SOCKET NAME WHAT CONNECTIONS
+                                              clients of one volume, until they are killed: `unread`, two reads of
+                                              32 MiB whose replies are not taken; `slow`, such reads, of which
+                                              400 KiB/s are taken; `stalled`, such a write, of which 400 KiB/s are sent;
+                                              `greedy`, reads of 1 MiB, 16 in flight
+  tenants.py steady SECONDS SOCKET NAME       4 KiB reads at depth 1 without pauses. Prints their number, and the median
+                                              and the maximum of the latencies, in milliseconds
   tenants.py spin                             uses one CPU until it is killed
 """
 import array
@@ -145,10 +152,55 @@ def flood(path, name, connections):
     os._exit(0)
 
 
+def kept_client(path, name, what):
+    sock, _ = connect(path, name)
+
+    def ask(kind, length):
+        sock.sendall(REQUEST.pack(0x25609513, 0, kind, 1, 0, length))
+
+    if what == "greedy":
+        for _ in range(16):
+            ask(READ, LONG)
+        while True:
+            receive(sock, REPLY.size + LONG)
+            ask(READ, LONG)
+    if what == "stalled":
+        ask(WRITE, 32 * LONG)
+    else:
+        for _ in range(2):
+            ask(READ, 32 * LONG)
+    print(what, flush=True)
+    while what != "unread":
+        time.sleep(0.01)
+        if what == "slow":
+            receive(sock, BLOCK)
+        else:
+            sock.sendall(bytes(BLOCK))
+    signal.pause()
+
+
+def keep(path, name, what, connections):
+    for _ in range(int(connections) - 1):
+        threading.Thread(target=kept_client, args=(path, name, what), daemon=True).start()
+    kept_client(path, name, what)
+
+
+def steady(seconds, path, name):
+    sock, size = connect(path, name)
+    latencies = []
+    begin = time.perf_counter()
+    while not latencies or time.perf_counter() < begin + float(seconds):
+        start = time.perf_counter()
+        read(sock, random.randrange(size // BLOCK) * BLOCK)
+        latencies.append((time.perf_counter() - start) * 1e3)
+    latencies.sort()
+    print(f"{len(latencies)} {latencies[len(latencies) // 2]:.2f} {latencies[-1]:.0f}")
+
+
 def spin():
     while True:
         pass
 
 
 if __name__ == "__main__":
-    {"hold": hold, "paced": paced, "flood": flood, "spin": spin}[sys.argv[1]](*sys.argv[2:])
+    {"hold": hold, "paced": paced, "flood": flood, "keep": keep, "steady": steady, "spin": spin}[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A server with many volumes: memory of idle ones, fairness among busy ones, and what a hostile tenant does to others.
+# A server with many volumes: memory of idle ones, fairness among busy ones, what a hostile tenant does to others, and
+# what a hostile client does to others of its volume.
 #
-#     benches/tenants.sh [idle] [busy] [hostile]
+#     benches/tenants.sh [idle] [busy] [hostile] [shares]
 #
 # INLOCK: the program (default: target/release/inlock); VOLUMES, BUSY: numbers of volumes (default: 2000, 200); ROUNDS,
 # SECONDS_EACH: default 5 and 10 (8 with a hostile tenant); CASES: of `hostile`; LIMITS: of the limited tenant; PLACES:
@@ -218,8 +219,40 @@ measure_hostile() {
                 median(idle[k], n[k]) } }'
 }
 
+# Clients of one volume at its limits: what one that reads 4 KiB at a time gets while others use it.
+measure_shares() {
+    local row what connections limit line other seconds=${SECONDS_EACH:-10}
+    start_limited() { volume v 256M "$@" > shares.toml; start shares "$(cpus shared | cut -d' ' -f1)"; }
+    while read -r what connections limit; do
+        for ((row = 0; row < rounds; row++)); do
+            start_limited "$limit"
+            other=
+            if [ "$what" != none ]; then
+                python3 "$tenants" keep "$dir/shares" v "$what" "$connections" > kept &
+                other=$!
+                sleep 1
+            fi
+            line=$(python3 "$tenants" steady "$seconds" "$dir/shares" v)
+            [ -z "$other" ] || kill "$other"
+            stop
+            echo "$what $connections $limit $line" | tee -a shares.lines >&2
+        done
+    done <<< 'none 0 max-in-flight="64M"
+unread 1 max-in-flight="64M"
+slow 1 max-in-flight="64M"
+stalled 1 max-in-flight="64M"
+none 0 max-bytes="20M"
+greedy 1 max-bytes="20M"
+greedy 8 max-bytes="20M"'
+    # shellcheck disable=SC2016  # for awk
+    summarize shares.lines '
+        { k = $1 " " $2 " " $3; n[k]++; reads[k] = reads[k] " " $4; half[k] = half[k] " " $5; most[k] = most[k] " " $6 }
+        END { for (k in n) printf "%s: %d reads, median %.2f ms, longest %d ms\n",
+            k, median(reads[k], n[k]), median(half[k], n[k]), median(most[k], n[k]) }'
+}
+
 print_machine
-[ $# -gt 0 ] || set -- idle busy hostile
+[ $# -gt 0 ] || set -- idle busy hostile shares
 for what; do
     "measure_$what"
 done

@@ -1,6 +1,8 @@
 //! `serve`: captive command, addresses, signals. The server's tests cover its replies.
 
 mod harness;
+#[path = "serve/idle.rs"]
+mod idle;
 #[path = "serve/many.rs"]
 mod many;
 #[path = "serve/many_close.rs"]

@@ -1,5 +1,5 @@
 //! A misbehaving client harms no other: named cases, mutated streams and idle connections against `inlock serve`, while
-//! another client writes, reads back and compares all the time.
+//! another client writes, reads back and compares all the time. The server has one volume, or many with limits.
 //!
 //! Each case checks for the reply that the protocol requires. As the negative control, the same cases run against a
 //! server that accepts everything; most of them must fail there.
@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use inlock_tests::image::{CHEAP_PBKDF2, inlock_format, key_file};
 use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::process;
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
 use inlock_tests::server::Server;
@@ -57,20 +58,55 @@ fn cases() -> impl Iterator<Item = &'static Case> {
     handshake::CASES.iter().chain(transmission::CASES)
 }
 
+/// A kind of server, with every option that a test sets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// `serve IMAGE`.
+    One,
+    /// `serve --config`, where the volume has every limit: operations a second, and the others for all.
+    Many(u32),
+}
+
+/// Limits of a volume of [`Kind::Many`], without the operations. One client can have any of them used up.
+const LIMITS: &str = "max-bytes = \"100M\"\nmax-in-flight = \"4M\"\nmax-clients = 1000";
+
 pub(crate) struct Served {
     pub(crate) server: Server,
     image: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-pub(crate) fn serve(more: &[&str]) -> Result<Served> {
+/// Serves a volume with options of the command `serve`: those without a value are true.
+pub(crate) fn serve(kind: Kind, options: &[(&str, &str)]) -> Result<Served> {
     let dir = tempfile::tempdir()?;
     let key = key_file(dir.path(), "key", b"hostile")?;
     let image = dir.path().join("volume.img");
     let mut args = vec!["--type", "luks2"];
     args.extend(CHEAP_PBKDF2);
     inlock_format(&image, SIZE + (16 << 20), &key, &args)?;
-    let server = Server::inlock(dir.path(), "volume", &image, Some(&key), more)?;
+    let server = match kind {
+        Kind::One => {
+            let words: Vec<_> = options.iter().map(|(name, value)| format!("--{name}={value}")).collect();
+            let words: Vec<_> = words.iter().map(|word| word.trim_end_matches('=')).collect();
+            Server::inlock(dir.path(), "volume", &image, Some(&key), &words)?
+        }
+        Kind::Many(operations) => {
+            let (image, key) = (image.display(), key.display());
+            let table = format!("image = \"{image}\"\nkey-file = \"{key}\"\nmax-operations = {operations}");
+            let value = |text: &str| match text {
+                "" => "true".to_owned(),
+                number if number.bytes().all(|byte| byte.is_ascii_digit()) => number.to_owned(),
+                text => format!("\"{text}\""),
+            };
+            let options: String = options.iter().map(|(name, text)| format!("{name} = {}\n", value(text))).collect();
+            let config = dir.path().join("volumes.toml");
+            std::fs::write(&config, format!("default = \"v\"\n[volumes.v]\n{table}\n{LIMITS}\n{options}"))?;
+            let socket = dir.path().join("volume.sock");
+            let mut command = process::bare(process::inlock_path()?);
+            command.args(["serve", "--nbd", &format!("unix:{}", socket.display()), "--config"]).arg(config);
+            Server::start(command, socket)?
+        }
+    };
     Ok(Served { server, image, _dir: dir })
 }
 
@@ -132,9 +168,21 @@ fn with_good_client(served: &mut Served, attack: impl FnOnce(&Target) -> Result<
     Ok(())
 }
 
+/// Operations a second where a test makes many.
+const MANY_OPERATIONS: u32 = 20_000;
+
 #[test]
 fn misbehaving_client_gets_protocol_reply() -> Result<()> {
-    let mut served = serve(&[])?;
+    judge_cases(Kind::One)
+}
+
+#[test]
+fn misbehaving_client_of_limited_volume_gets_protocol_reply() -> Result<()> {
+    judge_cases(Kind::Many(MANY_OPERATIONS))
+}
+
+fn judge_cases(kind: Kind) -> Result<()> {
+    let mut served = serve(kind, &[])?;
     let mut failures = Vec::new();
     let mut done = 0;
     with_good_client(&mut served, |target| {
@@ -175,16 +223,24 @@ fn permissive_server_fails_protocol_cases() -> Result<()> {
 
 #[test]
 fn mutated_streams_harm_no_other_client() -> Result<()> {
-    const STREAMS: u64 = 1600;
-    let mut served = serve(&[])?;
+    send_streams(Kind::One, 1600)
+}
+
+#[test]
+fn mutated_streams_harm_no_other_client_of_limited_volume() -> Result<()> {
+    send_streams(Kind::Many(MANY_OPERATIONS), 400)
+}
+
+fn send_streams(kind: Kind, streams: u64) -> Result<()> {
+    let mut served = serve(kind, &[])?;
     let mut sent = 0;
     with_good_client(&mut served, |target| {
-        for seed in 0..STREAMS {
+        for seed in 0..streams {
             sent += streams::send_mutated(&target.socket, seed).with_context(|| format!("stream {seed}"))?;
         }
         Ok(())
     })?;
-    count("mutated_streams", STREAMS);
+    count("mutated_streams", streams);
     count("mutated_stream_bytes", sent);
     let status = served.server.terminate()?;
     ensure!(status.success(), "after the streams the server ends with {status}: {}", served.server.log_text());
@@ -195,7 +251,7 @@ fn mutated_streams_harm_no_other_client() -> Result<()> {
 #[test]
 fn idle_connections_stay_open_while_client_is_served() -> Result<()> {
     const IDLE: usize = 500;
-    let mut served = serve(&[])?;
+    let mut served = serve(Kind::One, &[])?;
     let mut held = 0;
     let mut most = 0;
     let socket = served.server.socket().to_owned();
@@ -235,12 +291,14 @@ fn idle_connections_stay_open_while_client_is_served() -> Result<()> {
 
 #[test]
 fn read_only_export_refuses_every_change() -> Result<()> {
-    let served = serve(&["--read-only"])?;
-    let before = std::fs::read(&served.image)?;
-    for case in transmission::READ_ONLY_CASES {
-        (case.run)(&target(served.server.socket())).with_context(|| case.name)?;
+    for kind in [Kind::One, Kind::Many(MANY_OPERATIONS)] {
+        let served = serve(kind, &[("read-only", "")])?;
+        let before = std::fs::read(&served.image)?;
+        for case in transmission::READ_ONLY_CASES {
+            (case.run)(&target(served.server.socket())).with_context(|| format!("{}, {kind:?}", case.name))?;
+        }
+        count("read_only_cases", transmission::READ_ONLY_CASES.len());
+        ensure!(std::fs::read(&served.image)? == before, "a read-only export has changed its image");
     }
-    count("read_only_cases", transmission::READ_ONLY_CASES.len());
-    ensure!(std::fs::read(&served.image)? == before, "a read-only export has changed its image");
     Ok(())
 }

@@ -316,9 +316,7 @@ impl VolumeStatus {
         let (info, counters) = (&self.info, &self.counters);
         writeln!(f, "  served:  {}", format!("{} {}", info.via, info.endpoint()).trim_end())?;
         writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
-        if let Some(metrics) = &info.metrics {
-            writeln!(f, "  metrics: {metrics}")?;
-        }
+        info.metrics.iter().try_for_each(|metrics| writeln!(f, "  metrics: {metrics}"))?;
         if info.zero_holes {
             writeln!(f, "  holes:   zero")?;
         }
@@ -341,7 +339,8 @@ impl VolumeStatus {
         }
         writeln!(
             f,
-            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed",
+            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed, \
+             {} refused",
             counters.reads,
             counters.bytes_read,
             counters.writes,
@@ -349,7 +348,8 @@ impl VolumeStatus {
             counters.write_zeroes,
             counters.flushes,
             counters.discards,
-            counters.errors
+            counters.errors,
+            counters.refused
         )?;
         if let Some(integrity) = &self.integrity {
             integrity.write_counters(f)?;

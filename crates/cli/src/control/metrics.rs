@@ -22,6 +22,9 @@ pub(crate) struct Counters {
     pub appends: u64,
     pub zone_actions: u64,
     pub errors: u64,
+    /// Requests that were refused: not allowed, out of range, or malformed.
+    #[serde(default)]
+    pub refused: u64,
     /// Requests that failed with an error of the underlying device.
     #[serde(default)]
     pub store_errors: u64,
@@ -47,6 +50,7 @@ impl Counters {
             appends: snapshot.appends,
             zone_actions: snapshot.zone_actions,
             errors: snapshot.errors,
+            refused: snapshot.refused,
             store_errors: snapshot.store_errors,
             bytes_read: snapshot.bytes_read,
             bytes_written: snapshot.bytes_written,

@@ -147,6 +147,8 @@ impl Text {
         ];
         self.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
         self.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", snapshot.errors)]);
+        let help = "Requests that were refused: not allowed, out of range, or malformed.";
+        self.counter("inlock_refused_requests", "", help, "", &[("", snapshot.refused)]);
         let errors = [("", snapshot.store_errors)];
         let help = "Requests that failed with an error of the underlying device.";
         self.counter("inlock_store_errors", "", help, "", &errors);

@@ -27,7 +27,7 @@ use crate::control::info::RuntimeInfo;
 use crate::error::{CliError, Status, message_of};
 use crate::system::pipe;
 use crate::tls;
-use crate::ui::log::log;
+use crate::ui::log::log_about;
 use crate::volume::engine::EngineArgs;
 use crate::volume::open::{KeySource, has_zones, open};
 use crate::volume::source::KeyFile;
@@ -283,13 +283,13 @@ impl Volumes {
             let mut state = lock(&entry.state);
             let Stage::Open(running) = &mut state.stage else { continue };
             running.note_clients(now);
-            let report = running.start_failure_report(&entry.name);
+            let report = running.start_failure_report();
             if state.is_due(now) {
                 due.push(Arc::clone(&entry));
             }
             drop(state);
             if let Some(report) = report {
-                log(format_args!("{report}"));
+                entry.log(report);
             }
         }
         self.close_due(due);
@@ -432,6 +432,11 @@ impl Entry {
         })
     }
 
+    /// Prints a message about the volume. Does not block.
+    fn log(&self, text: impl std::fmt::Display) {
+        log_about(format_args!("volume {}", self.name), text);
+    }
+
     /// Blocks until the stage changes.
     fn wait<'a>(&self, state: MutexGuard<'a, EntryState>) -> MutexGuard<'a, EntryState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
@@ -484,8 +489,7 @@ impl Entry {
             Err(error) => {
                 state.stage = Stage::Closed;
                 let wait = if is_wanted { state.backoff.fail(Instant::now()).as_secs() } else { 0 };
-                // Does not block.
-                log(format_args!("inlock: volume {}: {} (tried again after {wait} s)", self.name, message_of(&error)));
+                self.log(format_args!("{} (tried again after {wait} s)", message_of(&error)));
             }
         }
         self.changed.notify_all();
@@ -580,7 +584,7 @@ impl Entry {
         drop(state);
         let closed = caught(|| running.close());
         if let Err(error) = &closed {
-            log(format_args!("inlock: volume {}: {}", self.name, message_of(error)));
+            self.log(message_of(error));
         }
         self.closings.has_failed.fetch_or(closed.is_err(), Ordering::AcqRel);
         self.closings.number.fetch_add(1, Ordering::AcqRel);
@@ -651,16 +655,14 @@ impl Running {
     }
 
     /// Returns what is to be reported: that a worker cannot start, or that it runs again.
-    fn start_failure_report(&mut self, name: &str) -> Option<String> {
+    fn start_failure_report(&mut self) -> Option<String> {
         let failure = self.server.start_failure();
         if failure.is_some() == self.is_start_failure_reported {
             return None;
         }
         self.is_start_failure_reported = failure.is_some();
-        Some(match failure {
-            Some(cause) => format!("inlock: volume {name}: {cause}; its clients wait"),
-            None => format!("inlock: volume {name}: its clients are served again"),
-        })
+        let failed = |cause| format!("{cause}; its clients wait");
+        Some(failure.map_or("its clients are served again".to_owned(), failed))
     }
 
     /// Answers what was read, disconnects its clients, flushes, and wipes its keys.

@@ -395,3 +395,36 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 pub(crate) fn exists(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_tests::wait::eventually;
+
+    /// Whether a thread of this process sleeps.
+    fn sleeps(name: &str) -> bool {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let read = |task: &Path, file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        let mut named = tasks.filter(|task| read(task, "comm").trim_end() == name);
+        named.any(|task| read(&task, "stat").contains(") S "))
+    }
+
+    #[test]
+    fn nothing_is_written_to_an_output_that_a_signal_has_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("output");
+        std::fs::write(&path, "before").unwrap();
+        let mut output = Output::take(Some(&path), &[], Existing::Asked { batch: true }).unwrap();
+        let prepared = output.prepare(6).unwrap();
+        *output.unfinished() = prepared;
+        output.write(b"a part").unwrap();
+        output.unfinished().give_up(&path);
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        // It ends with the process, as after a signal.
+        let writes = move || (output.write(b"more").is_ok(), output.finish().is_ok());
+        let writer = std::thread::Builder::new().name("late-writer".into()).spawn(writes).unwrap();
+        eventually("it has stopped or written", || sleeps("late-writer") || writer.is_finished(), |has| *has);
+        assert!(!writer.is_finished());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+    }
+}

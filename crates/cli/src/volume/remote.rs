@@ -15,7 +15,7 @@ use inlock_rbd_store::{RbdName, RbdStore};
 use inlock_volume::{FileDevice, HeaderDevice};
 
 use crate::error::CliError;
-use crate::ui::log::log;
+use crate::ui::log::log_about;
 
 /// Storage daemons that an image may be on. One more waits, or fails, if the hard limit of descriptors is lower.
 const DAEMONS: usize = 4096;
@@ -118,7 +118,7 @@ pub(super) fn store_timeout() -> Duration {
 
 /// Prints an event of an export. Does not block: the store's thread keeps time.
 pub(crate) fn report(uri: &str, event: &str) {
-    log(format_args!("inlock: warning: {uri}: {event}"));
+    log_about(format_args!("warning: {uri}"), event);
 }
 
 /// Returns the text of a device name that is a URI of NBD, or the name of an image of RBD.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const START: &str = "hint: start the server with --control SOCKET, or check the path\n";
@@ -29,10 +29,14 @@ impl Many {
 
     /// Starts a server with more options.
     pub(crate) fn start_with(dir: Dir, config: &str, more: &[&str]) -> Self {
+        Self::start_by(inlock(), dir, config, more)
+    }
+
+    /// Starts a server with a command that ends in that of Inlock.
+    pub(crate) fn start_by(mut command: Command, dir: Dir, config: &str, more: &[&str]) -> Self {
         let config = dir.file("volumes.toml", config.as_bytes());
         let (nbd, control) = (dir.path("nbd"), dir.name("control"));
         let address = format!("unix:{}", nbd.display());
-        let mut command = inlock();
         command.args(["serve", "--config", &config, "--nbd", &address, "--control", &control]).args(more);
         // The server has settings of its own: with these, memory that is free would stay with the process.
         command.env("MALLOC_TRIM_THRESHOLD_", "1000000000").env("MALLOC_ARENA_MAX", "1000");

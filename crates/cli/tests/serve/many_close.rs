@@ -47,7 +47,7 @@ impl Many {
         threads.map(name).filter(|name| name.starts_with(prefix)).count()
     }
 
-    fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.threads("inlock-w")
     }
 

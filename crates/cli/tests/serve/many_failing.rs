@@ -2,10 +2,10 @@
 
 use crate::harness::{Dir, call};
 use crate::many::{Many, volume};
-use crate::stop_child;
 use inlock_tests::nbd::{Connection, go_data, option, option_bytes, option_reply};
 use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 /// Returns the configuration of a volume whose key-command notes that it ran, and fails unless the file `good` exists.
@@ -77,18 +77,38 @@ fn server_that_stops_closes_other_volumes_while_one_hangs() {
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
     let hangs = format!("type = \"plain\"\nkey-timeout = 600\nkey-command = [\"/bin/cat\", \"{fifo}\"]");
     let image = dir.image("z", 1);
-    let config = [volume("a", &dir.image("a", 1), &hangs), volume("z", &image, "type = \"raw\"")].concat();
+    // As many as are closed at the same time, and before the other one in the file.
+    const HANGING: usize = 32;
+    let plain = dir.image("plain", 1);
+    let mut config = volume("z", &image, "type = \"raw\"");
+    for number in 0..HANGING {
+        let copy = dir.name(&format!("image{number}"));
+        std::fs::copy(&plain, &copy).unwrap();
+        config += &volume(&format!("a{number}"), &copy, &hangs);
+    }
     let mut many = Many::start(dir, &config);
     let mut client = many.client("z").unwrap();
     client.write(0, &[1; 4096]).unwrap();
-    let mut waits = Connection::haggle(&many.nbd, Duration::from_secs(300)).unwrap();
-    waits.send(&option_bytes(option::INFO, &go_data(b"a", &[]))).unwrap();
-    many.wait_until("a", "state", "opening");
+    let ask = |number: usize| {
+        let mut waits = Connection::haggle(&many.nbd, Duration::from_secs(300)).unwrap();
+        let name = format!("a{number}");
+        waits.send(&option_bytes(option::INFO, &go_data(name.as_bytes(), &[]))).unwrap();
+        many.wait_until(&name, "state", "opening");
+        waits
+    };
+    let waits: Vec<_> = (0..HANGING).map(ask).collect();
     kill_process(Pid::from_child(&many.child), Signal::TERM).unwrap();
     eventually("the other volume is closed", || many.has_open(&image), |open| !open);
     // The first has not: its helper still waits.
     assert!(many.child.try_wait().unwrap().is_none(), "the server has ended");
-    std::fs::write(&fifo, [7; 32]).unwrap();
-    let (code, err) = stop_child(&mut many.child, Signal::TERM);
-    assert_eq!(code, Some(0), "{err}");
+    // Each helper finds the end of the pipe, as soon as it has opened it.
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    let ended = || {
+        drop(options.open(&fifo));
+        many.child.try_wait().unwrap()
+    };
+    let status = eventually("the server ends", ended, Option::is_some);
+    assert_eq!(status.and_then(|status| status.code()), Some(0));
+    drop(waits);
 }

@@ -2,6 +2,7 @@
 
 use crate::harness::{Dir, call, noise};
 use crate::many::{Many, volume};
+use inlock_tests::nbd::command;
 use inlock_tests::report::count;
 use inlock_tests::wait::eventually;
 use serde_json::Value;
@@ -150,5 +151,24 @@ fn scrape_of_two_thousand_closed_volumes_is_short() {
     let open = samples.keys().filter(|name| name.contains("volume=\"v7\"")).count();
     assert_eq!(samples.len(), 1999 * 4 + open);
     assert!(open < 200, "{open} samples of one volume");
+    many.stop();
+}
+
+#[test]
+fn refused_requests_are_counted() {
+    let dir = Dir::new();
+    let image = dir.image("a", 1);
+    let many = start(dir, &volume("a", &image, "type = \"raw\""));
+    let mut client = many.client("a").unwrap();
+    client.read(0, 512).unwrap();
+    for (kind, offset, len) in [(command::READ, 1 << 20, 512), (99, 0, 512), (command::TRIM, 0, 512)] {
+        client.request(0, kind, offset, len).unwrap();
+        assert_ne!(client.reply(0).unwrap().error, 0);
+    }
+    let text = many.control(&["status", "a"]);
+    assert!(text.contains(" 0 failed, 3 refused\n"), "{text}");
+    let status: Value = serde_json::from_str(&many.control(&["status", "a", "--json"])).unwrap();
+    assert_eq!((&status["counters"]["refused"], &status["counters"]["errors"]), (&3.into(), &0.into()), "{status}");
+    assert_eq!(scrape(&many)["inlock_refused_requests_total{volume=\"a\"}"], 3.0);
     many.stop();
 }

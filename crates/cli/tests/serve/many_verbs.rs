@@ -254,13 +254,11 @@ impl Drop for Store {
     }
 }
 
-const LEN: u64 = 16 << 10;
-
-/// Receives the replies to reads of [`LEN`].
-fn receive(client: &mut Connection, number: usize) {
+/// Receives the replies to reads of `len` bytes.
+fn receive(client: &mut Connection, number: usize, len: u64) {
     for _ in 0..number {
-        let reply = client.reply(LEN as usize).expect("a reply");
-        assert_eq!((reply.error, reply.data.len() as u64), (0, LEN));
+        let reply = client.reply(len as usize).expect("a reply");
+        assert_eq!((reply.error, reply.data.len() as u64), (0, len));
     }
 }
 
@@ -268,39 +266,47 @@ fn receive(client: &mut Connection, number: usize) {
 fn bytes_in_flight_are_limited_while_the_store_stands_still() {
     let dir = Dir::new();
     let (store, uri) = Store::start(&dir);
+    // A worker has many buffers of this length, so that only the limit holds requests up.
+    const LEN: u64 = 4096;
     let config = |limit: u64| raw("v", &uri, &format!("max-in-flight = {limit}"));
     let many = Many::start(dir, &config(4 * LEN));
     let mut clients = [(); 2].map(|()| many.client("v").unwrap());
     store.signal(Signal::STOP);
-    for client in &mut clients {
+    let holds = |requests: u64| {
+        many.wait_until("v", "in_flight_bytes", requests * LEN);
+        for _ in 0..5 {
+            assert_eq!(many.listed("v")["in_flight_bytes"], requests * LEN);
+        }
+    };
+    for (client, held) in clients.iter_mut().zip([2, 4]) {
         for number in 0..40 {
             client.request(0, command::READ, number * LEN, LEN).unwrap();
         }
+        // Half of the limit for each.
+        holds(held);
     }
     // Exactly as many as the limit has room for, for connected clients too.
-    for limit in [4, 6, 6] {
+    for limit in [4, 20, 20] {
         many.rewrite(&config(limit * LEN));
         many.control(&["reload"]);
-        many.wait_until("v", "in_flight_bytes", limit * LEN);
-        for _ in 0..5 {
-            assert_eq!(many.listed("v")["in_flight_bytes"], limit * LEN);
-        }
+        holds(limit);
     }
     assert!(many.listed("v")["throttled_ns"].as_u64().unwrap() > 0);
     let text = many.control(&["status", "v"]);
-    assert!(text.contains("  in flight: 98304 bytes, throttled for "), "{text}");
+    assert!(text.contains("  in flight: 81920 bytes, throttled for "), "{text}");
     store.signal(Signal::CONT);
-    clients.iter_mut().for_each(|client| receive(client, 40));
+    clients.iter_mut().for_each(|client| receive(client, 40, LEN));
     many.wait_until("v", "in_flight_bytes", 0);
     let throttled = many.listed("v")["throttled_ns"].clone();
     assert_eq!(many.listed("v")["throttled_ns"], throttled, "it counts although nothing waits");
-    count("many_requests_held_in_their_sockets", 2 * 40 - 6);
+    count("many_requests_held_in_their_sockets", 2 * 40 - 20);
     drop(clients);
     many.stop();
 }
 
 #[test]
 fn limit_below_one_request_holds_up_none() {
+    const LEN: u64 = 16 << 10;
     let dir = Dir::new();
     let image = dir.image("a", 4);
     let many = Many::start(dir, &raw("a", &image, "max-in-flight = 1\nthreads = 2"));
@@ -310,7 +316,7 @@ fn limit_below_one_request_holds_up_none() {
             client.request(0, command::READ, number * LEN, LEN).unwrap();
         }
     }
-    clients.iter_mut().for_each(|client| receive(client, 40));
+    clients.iter_mut().for_each(|client| receive(client, 40, LEN));
     clients[0].write(0, &noise(3 << 20)).unwrap();
     assert!(clients[1].read(0, 3 << 20).unwrap() == noise(3 << 20));
     many.stop();

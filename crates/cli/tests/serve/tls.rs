@@ -17,11 +17,11 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Options of a server that requires TLS.
-fn require(certificates: &str) -> [&str; 4] {
+pub(crate) fn require(certificates: &str) -> [&str; 4] {
     ["--tls", "require", "--tls-certificates", certificates]
 }
 
-fn authority(dir: &Dir) -> (Authority, String) {
+pub(crate) fn authority(dir: &Dir) -> (Authority, String) {
     (Authority::with_server(&dir.path("c"), "server"), dir.name("c"))
 }
 
@@ -29,7 +29,7 @@ fn authority_with_client(dir: &Dir) -> (Authority, String) {
     (Authority::with_server_and_client(&dir.path("c")), dir.name("c"))
 }
 
-fn size(uri: &str) -> (i32, String) {
+pub(crate) fn size(uri: &str) -> (i32, String) {
     let ended = run(Command::new("nbdinfo").args(["--size", uri]), b"");
     (ended.code, ended.err)
 }
@@ -365,7 +365,7 @@ fn half_open_connections_are_bounded() {
 }
 
 /// Starts `serve --config`, and returns its URI.
-fn start_many(dir: &Dir, config: &str, address: &str) -> (Child, String) {
+pub(crate) fn start_many(dir: &Dir, config: &str, address: &str) -> (Child, String) {
     let config = dir.file("volumes.toml", config.as_bytes());
     let control = dir.name("control");
     let mut command = inlock();

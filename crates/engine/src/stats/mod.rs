@@ -109,6 +109,8 @@ pub struct Stats {
     /// Number of threads whose shards are allocated before they need one.
     reserved: AtomicUsize,
     store_errors: StoreErrors,
+    /// Requests that a frontend has refused. No thread is busy with them.
+    refused: AtomicU64,
 }
 
 /// Sums of all counters and histograms at one time.
@@ -133,6 +135,9 @@ pub struct Snapshot {
     pub zone_actions: u64,
     /// Requests of any kind that failed.
     pub errors: u64,
+    /// Requests that a frontend refused without carrying them out: not allowed, out of range, or malformed; counted at
+    /// every [`StatsLevel`].
+    pub refused: u64,
     /// Failed requests for which a store returned the error; counted at every [`StatsLevel`].
     pub store_errors: u64,
     /// Last error of a store.
@@ -163,7 +168,8 @@ impl Stats {
     pub(crate) fn new(level: StatsLevel) -> Arc<Self> {
         let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
         let shards = (0..shards).map(|_| OnceLock::new()).collect();
-        Arc::new(Self { level, shards, reserved: AtomicUsize::new(0), store_errors: StoreErrors::default() })
+        let (reserved, store_errors, refused) = Default::default();
+        Arc::new(Self { level, shards, reserved, store_errors, refused })
     }
 
     fn shard(&self, index: usize) -> &Arc<Shard> {
@@ -173,6 +179,11 @@ impl Stats {
     /// Returns the level of detail.
     pub fn level(&self) -> StatsLevel {
         self.level
+    }
+
+    /// Counts a request that a frontend refuses.
+    pub fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the sums of all shards. Requests that complete concurrently may be counted in part.
@@ -189,6 +200,7 @@ impl Stats {
             appends: sum(Counter::Appends),
             zone_actions: sum(Counter::ZoneActions),
             errors: sum(Counter::Errors),
+            refused: self.refused.load(Ordering::Relaxed),
             store_errors: self.store_errors.count(),
             last_store_error: self.store_errors.last(),
             bytes_read: sum(Counter::BytesRead),
@@ -269,6 +281,7 @@ impl Snapshot {
             appends: self.appends.saturating_sub(earlier.appends),
             zone_actions: self.zone_actions.saturating_sub(earlier.zone_actions),
             errors: self.errors.saturating_sub(earlier.errors),
+            refused: self.refused.saturating_sub(earlier.refused),
             store_errors: self.store_errors.saturating_sub(earlier.store_errors),
             last_store_error: self.last_store_error.filter(|_| self.store_errors > earlier.store_errors),
             bytes_read: self.bytes_read.saturating_sub(earlier.bytes_read),

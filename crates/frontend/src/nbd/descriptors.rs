@@ -1,5 +1,7 @@
 //! Limits on the number of clients: each needs a file descriptor.
 
+use std::os::fd::AsRawFd;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that are not for clients: control connections, descriptors that these send, and files that are opened
@@ -21,6 +23,23 @@ fn raised(limit: Rlimit, open: u64, clients: u64) -> Option<Rlimit> {
     let wanted = open + RESERVED + clients;
     let wanted = maximum.map_or(wanted, |max| wanted.min(max));
     current.is_some_and(|current| current < wanted).then_some(Rlimit { current: Some(wanted), maximum })
+}
+
+/// Limit of descriptors for clients. What is beyond it is for workers that start again, volumes that open, and control
+/// connections: a client whose socket is there is refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ForClients(u64);
+
+impl ForClients {
+    /// The limit of this process now.
+    pub(super) fn now() -> Self {
+        Self(open_now().saturating_add(max_clients() as u64))
+    }
+
+    /// Whether a client may have this descriptor. The kernel gives out the lowest that is free.
+    pub(super) fn include(self, socket: &impl AsRawFd) -> bool {
+        u64::try_from(socket.as_raw_fd()).is_ok_and(|number| number < self.0)
+    }
 }
 
 /// Returns the number of clients for which there are descriptors.
@@ -65,6 +84,16 @@ mod tests {
             let found = raised(limit(current, maximum), 10, 1000);
             assert_eq!(found, expected.map(|current| limit(current, maximum)), "{current:?} {maximum:?}");
         }
+    }
+
+    #[test]
+    fn clients_get_no_descriptor_of_the_rest() {
+        for (descriptor, is_for_clients) in [(0, true), (159, true), (160, false), (161, false)] {
+            assert_eq!(ForClients(160).include(&descriptor), is_for_clients, "{descriptor}");
+        }
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let ForClients(number) = ForClients::now();
+        assert!(number > open_now() && number < limit.max(u64::MAX - 1), "{number} of {limit}");
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn greet(
 ) -> Result<(Acceptor, Greeters), ServerError> {
     let (stop, hangs_up) = rustix::pipe::pipe().map_err(|error| ServerError::Worker(error.into()))?;
     let (stop, greeters) = (Arc::new(stop), Greeters::new(Arc::clone(&threads), hangs_up));
-    let places = Arc::new(Places::default());
+    let places = Places::new();
     let acceptor = Acceptor::start(socket, move |client| {
         let greeting = Greeting::new(client, limits.handshake, Arc::clone(&stop), tls.clone(), &places);
         let (catalog, thread) = (Arc::clone(&catalog), threads.enter());

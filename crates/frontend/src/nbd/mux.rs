@@ -48,6 +48,8 @@ impl Default for Limits {
 
 /// Interval at which limits are checked while there is a reason to.
 const SCAN: Duration = Duration::from_millis(500);
+/// Interval at which clients that have left are looked for while some wait for a rate: each of them keeps its turn.
+const DEPARTURE_SCAN: Duration = Duration::from_millis(10);
 /// Cost that the sessions in the turn queue may begin in one turn, all together.
 const TURN_QUANTUM: u64 = 8 * QUANTUM;
 /// Bytes of replies that the kernel is asked to hold for a client.
@@ -65,8 +67,8 @@ const SEND: u64 = 3 << 32;
 /// Message from the server's other threads to a worker.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// A client has connected.
-    Accept(OwnedFd),
+    /// A client has connected, one of the connections of the server.
+    Accept(OwnedFd, CountGuard),
     /// A client has connected, and another thread has carried out its handshake.
     Adopt {
         socket: OwnedFd,
@@ -127,14 +129,17 @@ pub(super) struct NbdFrontend {
     served: VecDeque<u32>,
     /// Connections with something to send at the end of the turn.
     send_queue: VecDeque<u32>,
-    /// Number of connections of all workers; the server's limit counts them.
+    /// Number of connections of all workers.
     live: Arc<AtomicUsize>,
+    /// Maximum of `live`.
+    max_clients: usize,
     /// Number of connections in their handshake.
     handshakes: Arc<AtomicUsize>,
     /// Number of the turn.
     turn: u64,
     now: Instant,
     next_scan: Instant,
+    next_departure_scan: Instant,
     drain_until: Option<Instant>,
     /// Limits of the export.
     throttle: Option<Arc<Throttle>>,
@@ -164,10 +169,12 @@ impl NbdFrontend {
             served: VecDeque::new(),
             send_queue: VecDeque::new(),
             live,
+            max_clients: usize::MAX,
             handshakes: Arc::default(),
             turn: 1,
             now,
             next_scan: now,
+            next_departure_scan: now,
             drain_until: None,
             throttle: None,
             throttled: Throttled::default(),
@@ -178,9 +185,25 @@ impl NbdFrontend {
         }
     }
 
+    /// Limits the number of clients.
+    pub(super) fn with_max_clients(self, max_clients: usize) -> Self {
+        Self { max_clients, ..self }
+    }
+
     /// Limits the export.
     pub(super) fn with_throttle(self, throttle: Arc<Throttle>) -> Self {
         Self { throttle: Some(throttle), ..self }
+    }
+
+    /// Drops the client that has been in its handshake for longest, so that idle ones keep no other out. Returns
+    /// whether there was one.
+    fn has_made_room(&mut self, cx: &mut Context<'_>) -> bool {
+        let since = |connection: &Connection| connection.session.handshake_since().filter(|_| !connection.is_dropped);
+        let all = (0..).zip(&self.connections);
+        let in_handshake = all.filter_map(|(index, connection)| Some((since(connection.as_ref()?)?, index)));
+        let Some((_, oldest)) = in_handshake.min() else { return false };
+        self.drop_connection(cx, oldest);
+        true
     }
 
     /// Takes a client. `negotiated`: the result of its handshake, unless that is still to come.
@@ -375,24 +398,34 @@ impl NbdFrontend {
         place.take_if(|connection| connection.is_dropped && connection.session.is_idle());
     }
 
-    /// Drops clients that are over a limit, and those that have left while their requests wait for one: nothing is
-    /// received from them.
+    /// Drops clients that have left while their requests wait for a limit: nothing is received from them.
+    fn drop_departed(&mut self, cx: &mut Context<'_>) {
+        for index in 0..self.connections.len() as u32 {
+            let Some(Connection { file, is_queued: true, .. }) = self.connection(index) else { continue };
+            if cx.ring.has_peer_left(*file) {
+                self.drop_connection(cx, index);
+            }
+        }
+    }
+
+    /// Drops clients that are over a limit.
     fn scan(&mut self, cx: &mut Context<'_>) {
         let (now, limits) = (self.now, self.limits);
-        let is_throttled = self.throttled.is_some;
+        if self.throttled.is_some {
+            self.drop_departed(cx);
+        }
         let blocked = self.blocked_since(now);
         for index in 0..self.connections.len() as u32 {
             // A client does not wait for memory that it holds itself, and all wait while the device is suspended.
             let others = blocked.iter().flatten().find(|(_, blocked)| *blocked != index).filter(|_| !cx.suspended);
-            let Some(Connection { session, file, is_queued, .. }) = self.connection(index) else { continue };
-            let has_left = is_throttled && *is_queued && cx.ring.has_peer_left(*file);
+            let Some(Connection { session, .. }) = self.connection(index) else { continue };
             let is_slow = session.handshake_since().is_some_and(|since| now - since > limits.handshake);
             // A slow store is not the client's fault: only what the client owes makes it late.
             let is_stalled = session
                 .owes_since()
                 .zip(others)
                 .is_some_and(|(owes, (waits, _))| now - owes.max(*waits) > limits.stall);
-            if has_left || is_slow || is_stalled || self.drain_until.is_some_and(|until| now > until) {
+            if is_slow || is_stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.drop_connection(cx, index);
             }
         }
@@ -500,7 +533,11 @@ impl Frontend for NbdFrontend {
         // A new client is received from, which would not end by itself.
         self.stay_if_leaving();
         match message {
-            Message::Accept(socket) => self.accept(cx, socket, CountGuard::counted(&self.live), None),
+            Message::Accept(socket, live) => {
+                if self.live.load(Ordering::Relaxed) <= self.max_clients || self.has_made_room(cx) {
+                    self.accept(cx, socket, live, None);
+                }
+            }
             Message::Adopt { socket, negotiated, live } => self.accept(cx, socket, live, Some(negotiated)),
             Message::Drain => self.drain(cx),
         }
@@ -570,6 +607,10 @@ impl Frontend for NbdFrontend {
             self.scan(cx);
             self.next_scan = self.now + SCAN;
         }
+        if self.throttled.until.is_some() && self.now >= self.next_departure_scan {
+            self.drop_departed(cx);
+            self.next_departure_scan = self.now + DEPARTURE_SCAN;
+        }
         let in_handshake = self.handshakes.load(Ordering::Relaxed) > 0;
         if in_handshake || !self.turn_queue.is_empty() || self.drain_until.is_some() {
             wait = Wait::Until(self.next_scan - self.now);
@@ -585,7 +626,8 @@ impl Frontend for NbdFrontend {
         }
         if let Some(until) = self.throttled.until {
             // Bytes in flight that return wake the worker. New limits are noticed with the next scan.
-            wait = Wait::Until(until.min(self.next_scan).saturating_duration_since(self.now));
+            let next = until.min(self.next_scan).min(self.next_departure_scan);
+            wait = Wait::Until(next.saturating_duration_since(self.now));
         }
         if is_ready {
             wait = Wait::No;

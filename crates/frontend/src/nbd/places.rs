@@ -5,12 +5,13 @@
 //! longest is disconnected: many idle clients keep no other out. A client that waits for its export to open has no
 //! place here; the catalog limits those. See docs/decisions/many-volumes.md.
 
+use super::descriptors;
 use rustix::net::Shutdown;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Clients in one stage of the handshake at a time.
+/// Clients in one stage of the handshake at a time, unless there are few descriptors.
 const MAX_OF_STAGE: usize = 128;
 
 /// Stage of a handshake that needs a place.
@@ -22,8 +23,9 @@ pub(super) enum Stage {
 }
 
 /// Places of the clients of a server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Places {
+    max_of_stage: usize,
     state: Mutex<State>,
     left: Condvar,
 }
@@ -41,9 +43,9 @@ struct State {
 impl State {
     /// Gives a client a place, for which the client of its stage that has been idle for longest is disconnected if
     /// there is none. Returns its number.
-    fn take(&mut self, stage: Stage, socket: Arc<OwnedFd>) -> u64 {
+    fn take(&mut self, max: usize, stage: Stage, socket: Arc<OwnedFd>) -> u64 {
         let in_stage = || self.taken.iter().filter(|(_, (other, _))| *other == stage);
-        if in_stage().count() >= MAX_OF_STAGE
+        if in_stage().count() >= max
             && let Some(oldest) = in_stage().next().map(|(number, _)| *number)
             && let Some((_, socket)) = self.taken.remove(&oldest)
         {
@@ -65,6 +67,12 @@ pub(super) struct Place {
 }
 
 impl Places {
+    /// Places of which both stages together use at most half of the descriptors for clients.
+    pub(super) fn new() -> Arc<Self> {
+        let max_of_stage = MAX_OF_STAGE.min(descriptors::max_clients() / 4).max(1);
+        Arc::new(Self { max_of_stage, state: Mutex::default(), left: Condvar::new() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,7 +80,7 @@ impl Places {
     /// Gives a new client a place. Blocks for moments, until threads of disconnected clients have ended.
     pub(super) fn enter(self: &Arc<Self>, socket: Arc<OwnedFd>) -> Place {
         let mut state = self.lock();
-        let number = Some(state.take(Stage::New, Arc::clone(&socket)));
+        let number = Some(state.take(self.max_of_stage, Stage::New, Arc::clone(&socket)));
         while state.ending > 0 {
             state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -85,7 +93,7 @@ impl Place {
     /// Takes note that the client has made progress. `None`: its place was needed, and it is disconnected.
     pub(super) fn advance(&mut self, stage: Stage) -> Option<()> {
         self.leave()?;
-        self.number = Some(self.places.lock().take(stage, Arc::clone(&self.socket)));
+        self.number = Some(self.places.lock().take(self.places.max_of_stage, stage, Arc::clone(&self.socket)));
         Some(())
     }
 
@@ -114,6 +122,10 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
+    fn places() -> Arc<Places> {
+        Arc::new(Places { max_of_stage: MAX_OF_STAGE, state: Mutex::default(), left: Condvar::new() })
+    }
+
     fn client(places: &Arc<Places>) -> (Place, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
@@ -126,7 +138,7 @@ mod tests {
 
     #[test]
     fn client_that_has_been_idle_for_longest_makes_room_for_the_next_of_its_stage() {
-        let places = Arc::new(Places::default());
+        let places = places();
         let mut new: Vec<_> = (0..MAX_OF_STAGE).map(|_| client(&places)).collect();
         // The first one is idle for the shortest time now.
         new[0].0.advance(Stage::New).unwrap();
@@ -154,7 +166,7 @@ mod tests {
 
     #[test]
     fn stages_take_no_places_of_each_other() {
-        let places = Arc::new(Places::default());
+        let places = places();
         let mut negotiating: Vec<_> = (0..MAX_OF_STAGE)
             .map(|_| {
                 let mut client = client(&places);

@@ -1,9 +1,10 @@
 //! The server: listens for clients, deals them to workers, and stops after the requests that were read are answered.
 
-use super::descriptors;
+use super::descriptors::{self, ForClients};
 use super::memory::OWN_BUFFERS;
 use super::mux::{Message, NbdFrontend, with_discards};
 use super::relay::Relays;
+use super::session::CountGuard;
 
 pub use super::mux::Limits;
 use super::protocol::{Export, transmission_flag};
@@ -68,8 +69,8 @@ pub struct ServerOptions {
     /// Whether a worker polls for the next short request before it sleeps ([`Ring::with_busy_poll`]). The default is
     /// [`BusyPoll::Adaptive`].
     pub busy_poll: BusyPoll,
-    /// Maximum number of clients at a time; the server disconnects further ones. Fewer if the process may not open as
-    /// many descriptors.
+    /// Maximum number of clients at a time. A further one takes the place of the one that has been in its handshake for
+    /// longest, or is disconnected. Fewer if the process may not open as many descriptors.
     pub max_connections: usize,
     /// Time limits of clients.
     pub limits: Limits,
@@ -261,16 +262,15 @@ impl Server {
     /// # Errors
     /// The address is in use or cannot be listened at, or a thread cannot be started. Nothing is left behind then.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
-        let limit = options.max_connections.min(descriptors::max_clients());
-        Self::start_by(device, listen, options, |socket, _, workers, live| {
+        let max_connections = options.max_connections.min(descriptors::max_clients());
+        let options = ServerOptions { max_connections, ..options.clone() };
+        Self::start_by(device, listen, &options, |socket, _, workers, live| {
             let mailboxes = workers.mailboxes.clone();
             let mut in_turn = (0..mailboxes.len()).cycle();
             let acceptor = Acceptor::start(socket, move |client| {
-                if live.load(Ordering::Relaxed) < limit
-                    && let Some(number) = in_turn.next()
-                {
-                    live.fetch_add(1, Ordering::Relaxed);
-                    mailboxes[number].post(Message::Accept(client));
+                // Worker by worker, so that each has its part of those that are in their handshake.
+                if let Some(number) = in_turn.next() {
+                    mailboxes[number].post(Message::Accept(client, CountGuard::new(&live)));
                 }
             })?;
             Ok((acceptor, None))
@@ -295,7 +295,8 @@ impl Server {
         let live = Arc::new(AtomicUsize::new(0));
         let mut workers = Workers::default();
         for number in 0..options.threads.max(1) {
-            let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
+            let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits)
+                .with_max_clients(options.max_connections);
             workers.add(number, (&device, options.threads), frontend, &pool, options)?;
         }
         let (acceptor, greeters) = accept(socket, Arc::clone(&device), &workers, live)?;
@@ -431,11 +432,18 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Starts the thread, which gives each client to `take`; a client that `take` drops is disconnected.
-    pub(super) fn start(socket: Socket, take: impl FnMut(OwnedFd) + Send + 'static) -> Result<Self, ServerError> {
+    /// Starts the thread, which gives each client to `take`; a client that `take` drops is disconnected, and so is one
+    /// that gets a descriptor of those that are not for clients.
+    pub(super) fn start(socket: Socket, mut take: impl FnMut(OwnedFd) + Send + 'static) -> Result<Self, ServerError> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (woken, wake) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
         let is_stopping = Arc::clone(&stopping);
+        let for_clients = ForClients::now();
+        let take = move |client| {
+            if for_clients.include(&client) {
+                take(client);
+            }
+        };
         let accept = move || accept_clients(&socket, &woken, &is_stopping, take);
         let thread = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
         Ok(Self { stopping, wake, thread: Some(thread.map_err(ServerError::Worker)?) })
@@ -489,7 +497,7 @@ mod tests {
     use super::*;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     /// The numbers are those of the section "Transmission flags" of the protocol.
@@ -552,14 +560,39 @@ mod tests {
     }
 
     #[test]
-    fn clients_beyond_the_limit_are_disconnected() {
+    fn client_beyond_the_limit_takes_the_place_of_the_oldest_in_its_handshake() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let (_server, _device) = server(&socket, 1);
-        let mut first = UnixStream::connect(&socket).unwrap();
-        first.read_exact(&mut [0; 18]).unwrap();
-        let mut second = UnixStream::connect(&socket).unwrap();
-        assert_eq!(second.read(&mut [0]).unwrap(), 0);
+        let (_server, _device) = server(&socket, 3);
+        let connect = || UnixStream::connect(&socket).unwrap();
+        let greet = |client: &mut UnixStream| client.read_exact(&mut [0; 18]).unwrap();
+        let is_disconnected = |client: &mut UnixStream| client.read(&mut [0]).unwrap() == 0;
+        let mut in_transmission = connect();
+        greet(&mut in_transmission);
+        // Flags, and the option EXPORT_NAME with no name.
+        let option = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 1], &[0; 4]].concat();
+        in_transmission.write_all(&option).unwrap();
+        in_transmission.read_exact(&mut [0; 10]).unwrap();
+        let mut idle: Vec<_> = (0..5)
+            .map(|_| {
+                let mut client = connect();
+                greet(&mut client);
+                client
+            })
+            .collect();
+        assert!(idle[..3].iter_mut().all(is_disconnected));
+        let mut last = idle.split_off(3);
+        for client in &mut last {
+            client.set_nonblocking(true).unwrap();
+            assert_eq!(client.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            client.set_nonblocking(false).unwrap();
+            client.write_all(&option).unwrap();
+            client.read_exact(&mut [0; 10]).unwrap();
+        }
+        // None is in its handshake now.
+        assert!(is_disconnected(&mut connect()));
+        in_transmission.set_nonblocking(true).unwrap();
+        assert_eq!(in_transmission.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

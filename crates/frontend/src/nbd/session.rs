@@ -64,11 +64,6 @@ impl CountGuard {
     /// Adds one to `counter`.
     pub(super) fn new(counter: &Arc<AtomicUsize>) -> Self {
         counter.fetch_add(1, Ordering::Relaxed);
-        Self::counted(counter)
-    }
-
-    /// Takes over one that `counter` has counted already.
-    pub(super) fn counted(counter: &Arc<AtomicUsize>) -> Self {
         Self(Arc::clone(counter))
     }
 }
@@ -328,8 +323,11 @@ impl Session {
         let style = self.negotiated.style;
         match check(&command, self.negotiated, turn.device.access(), turn.device.len(), turn.mapping) {
             Verdict::Disconnect => self.input = Input::Closed(None),
-            Verdict::Empty => self.reply(&command, Head::done(&command, style)),
-            Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),
+            Verdict::Empty => self.reply(&command, Head::done(&command, style), turn),
+            Verdict::Refused(error) => {
+                turn.device.stats().refuse();
+                self.reply(&command, Head::error(&command, style, error), turn);
+            }
             Verdict::Accepted => {
                 let id = active.insert(command, &mut self.owner());
                 if command.kind == command::WRITE {
@@ -342,7 +340,8 @@ impl Session {
     }
 
     /// Replies to a command that is not carried out, now or when its payload has been skipped.
-    fn reply(&mut self, command: &Command, reply: Head) {
+    fn reply(&mut self, command: &Command, reply: Head, turn: &Turn<'_>) {
+        self.spend(MIN_COST, turn);
         match command.payload_len(self.negotiated.style) {
             0 => self.output.queue_reply(&reply),
             rest => self.input = Input::Skip { rest, then: AfterSkip::Reply(reply) },
@@ -357,12 +356,17 @@ impl Session {
         }
     }
 
+    /// Adds what has begun to the cost of the turn.
+    fn spend(&mut self, cost: u64, turn: &Turn<'_>) {
+        self.spent = (turn.number, self.spent_in(turn.number) + cost);
+    }
+
     /// Begins the next piece of a request, or has the request wait.
     fn begin_piece(&mut self, id: u32, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Attempt {
         let attempt = active.begin_piece(id, &mut self.owner(), turn);
         match &attempt {
             Attempt::Begun { cost } | Attempt::Payload { cost, .. } => {
-                self.spent = (turn.number, self.spent_in(turn.number) + (*cost).max(MIN_COST));
+                self.spend((*cost).max(MIN_COST), turn);
             }
             Attempt::NoMemory | Attempt::Blocked => self.waiting.push_back(id),
             Attempt::Throttled(blocked) => {

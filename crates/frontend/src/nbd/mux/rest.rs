@@ -140,7 +140,7 @@ impl Resting {
     pub(in crate::nbd) fn of(message: Message) -> Option<Self> {
         match message {
             Message::Adopt { socket, negotiated, live } => Some(Self { socket, negotiated, live }),
-            Message::Accept(_) | Message::Drain => None,
+            Message::Accept(..) | Message::Drain => None,
         }
     }
 

@@ -132,8 +132,8 @@ impl Fixture {
     fn greeted(&mut self) -> Client {
         let (socket, theirs) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        self.nbd().live.fetch_add(1, Ordering::Relaxed);
-        self.mailbox.post(Told::Nbd(Message::Accept(theirs.into())));
+        let live = CountGuard::new(&self.nbd().live);
+        self.mailbox.post(Told::Nbd(Message::Accept(theirs.into(), live)));
         let mut client = Client { socket, received: Vec::new() };
         self.run_until(&mut [&mut client], GREETING_LEN);
         client
@@ -170,15 +170,18 @@ struct Client {
     received: Vec<u8>,
 }
 
+fn command_bytes(kind: u16, len: u64) -> Vec<u8> {
+    let [magic, cookie] = [REQUEST_MAGIC.to_be_bytes(), 7u32.to_be_bytes()];
+    [&magic, &[0, 0][..], &kind.to_be_bytes(), &[0; 4], &cookie, &[0; 8], &(len as u32).to_be_bytes()].concat()
+}
+
 impl Client {
     fn put(&mut self, bytes: &[u8]) {
         self.socket.write_all(bytes).unwrap();
     }
 
     fn command(&mut self, kind: u16, len: u64) {
-        let [magic, cookie] = [REQUEST_MAGIC.to_be_bytes(), 7u32.to_be_bytes()];
-        let header = [&magic, &[0, 0][..], &kind.to_be_bytes(), &[0; 4], &cookie, &[0; 8]].concat();
-        self.put(&[header, (len as u32).to_be_bytes().to_vec()].concat());
+        self.put(&command_bytes(kind, len));
     }
 
     /// Takes what has been sent to the client.
@@ -500,4 +503,40 @@ fn queues_have_room_for_all_connections_twice() {
     for queue in [&nbd.input_queue, &nbd.send_queue, &nbd.turn_queue, &nbd.served] {
         assert!(queue.capacity() >= 2 * clients.len());
     }
+}
+
+/// At a rate, each would keep its turn.
+#[test]
+fn clients_that_leave_while_they_wait_for_a_rate_are_dropped_before_the_next_scan() {
+    let (_, mut fixture) = Fixture::with_a_byte_a_second();
+    let mut staying = fixture.connected();
+    staying.command(command::READ, 4096);
+    fixture.run_until(&mut [&mut staying], REPLY_LEN + 4096);
+    let mut leaving = [(); 3].map(|()| fixture.connected());
+    leaving.iter_mut().for_each(|client| client.command(command::READ, 4096));
+    while !fixture.nbd().throttled.is_some {
+        fixture.turn();
+    }
+    fixture.worker.front_mut().nbd.next_scan = Instant::now() + PATIENCE;
+    drop(leaving);
+    assert_eq!(fixture.clients_left(1), 1);
+}
+
+#[test]
+fn refused_requests_are_a_part_of_each_turn() {
+    const REFUSED: usize = 1000;
+    let mut fixture = Fixture::new();
+    let mut client = fixture.connected();
+    client.received.clear();
+    client.put(&command_bytes(99, 512).repeat(REFUSED));
+    let (mut before, mut turns) = (0, 0);
+    while before < REFUSED as u64 {
+        fixture.turn();
+        let refused = fixture.device.stats().snapshot().refused;
+        assert!(refused - before <= 64, "{} in a turn", refused - before);
+        turns += u64::from(refused > before);
+        before = refused;
+        client.take();
+    }
+    assert!(before == REFUSED as u64 && turns >= REFUSED as u64 / 64, "{before} in {turns} turns");
 }

@@ -96,6 +96,19 @@ fn request_longer_than_the_limit_is_carried_out_alone() {
 }
 
 #[test]
+fn rest_of_a_simple_reply_waits_until_what_came_before_has_left() {
+    let (mut fixture, _) = fixture(1);
+    fixture.arrive(&header(command::READ, 0, 2 * PIECE));
+    assert_eq!(fixture.requests.len(), 1);
+    fixture.finish(Ok(()));
+    fixture.begin_waiting();
+    assert!(fixture.requests.is_empty() && in_flight(&fixture) > 0, "the client has not taken what is there");
+    fixture.send();
+    fixture.begin_waiting();
+    assert_eq!(fixture.requests.len(), 1);
+}
+
+#[test]
 fn session_that_is_dropped_holds_no_bytes_in_flight() {
     let (mut fixture, _) = fixture(100 * UNIT);
     let write = header(command::WRITE, 0, UNIT);
