@@ -118,6 +118,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         listed.filter(|name| wanted.is_wanted(name)).for_each(|name| println!("{name}"));
         return Ok(ExitCode::SUCCESS);
     }
+    if wanted.subtle {
+        let others = tree.names.iter().enumerate().filter(|(_, name)| !sites::subtle::is_subtle(name));
+        tree.unwanted = others.map(|(number, _)| number).collect();
+    }
     let programs = build(&mut tree, &place, &groups)?;
     let explained =
         verdict::explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
@@ -133,10 +137,11 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         }
         try_group(group, &wanted, &tree, &tests, &mut results, &place)?;
         let (viable, others): (Vec<usize>, Vec<usize>) = (0..tree.names.len())
-            .filter(|&number| group.has_mutant(&tree.names[number]))
+            .filter(|&number| group.has_mutant(&tree.names[number]) && !tree.unwanted.contains(&number))
             .partition(|number| !tree.disabled.contains(number));
         let names: Vec<&String> = viable.iter().map(|&number| &tree.names[number]).collect();
         let explained = explained.iter().filter(|(name, _)| group.has_mutant(name));
+        let explained = explained.filter(|(name, _)| !wanted.subtle || sites::subtle::is_subtle(name));
         let explained = explained.map(|(name, reason)| (name.clone(), reason.clone())).collect();
         passes &= verdict::report(group.name, &names, others.len(), &results, &explained);
     }
@@ -226,9 +231,12 @@ mod tests {
     #[test]
     fn arguments_name_groups_and_filters() {
         let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
-        assert_eq!(parse(&[]).unwrap().groups, ["volume", "volume-edit", "engine", "nbd", "nbd-store", "verity"]);
-        let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
-        assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
+        assert_eq!(
+            parse(&[]).unwrap().groups,
+            ["volume", "volume-edit", "engine", "frontend", "nbd-store", "verity", "integrity", "rbd-store", "cli"]
+        );
+        let wanted = parse(&["frontend", "--sample", "300", "netlink"]).unwrap();
+        assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["frontend"], Some(300)));
         assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));
         let wanted = parse(&["--skip", "400", "--jobs", "2", "--patience", "30"]).unwrap();
         assert_eq!((wanted.skip, wanted.jobs, wanted.patience), (400, Some(2), Some(30)));

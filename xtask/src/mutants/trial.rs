@@ -25,7 +25,8 @@ const CONFIRMATIONS: usize = 2;
 /// Time that a test may take without a mutant.
 pub(super) const MAX_TIME: Duration = Duration::from_secs(600);
 /// Tests that take less than each of these are tried before those that take more.
-const STEPS: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1500), Duration::MAX];
+const STEPS: [Duration; 4] =
+    [Duration::from_millis(40), Duration::from_millis(150), Duration::from_millis(1500), Duration::MAX];
 
 /// One test without a mutant.
 pub(super) struct Test {
