@@ -10,6 +10,7 @@
 //! until `target/mutants/results` is removed; with `--survivors` or `--hung` it tries those again. `--subtle` tries
 //! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
 //! short test hangs, `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
+//! `--test WORD` runs only tests with this word in their names, such as those written for survivors.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -60,6 +61,8 @@ struct Wanted {
     patience: Option<u64>,
     /// Seconds of the longest test to run.
     longest: Option<u64>,
+    /// Run only tests whose names contain one of these; all without any.
+    tests: Vec<String>,
     /// List the mutants and try none.
     list: bool,
     /// A mutant's name must match one of these.
@@ -84,6 +87,7 @@ impl Wanted {
                         _ => wanted.patience = Some(number.into()),
                     }
                 }
+                "--test" => wanted.tests.push(args.next().context("--test needs a name")?.clone()),
                 "--subtle" => wanted.subtle = true,
                 "--survivors" => wanted.survivors = true,
                 "--hung" => wanted.hung = true,
@@ -132,7 +136,11 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         for (of, programs, directory) in programs.iter().filter(|(of, ..)| group.tests.contains(of)) {
             for program in programs {
                 let longest = wanted.longest.map_or(trial::MAX_TIME, Duration::from_secs);
-                tests.extend(trial::reached(program, directory, of.left_out, &place, longest)?);
+                let is_run = |test: &str| {
+                    !of.left_out.iter().any(|name| test.starts_with(name))
+                        && (wanted.tests.is_empty() || wanted.tests.iter().any(|word| test.contains(word.as_str())))
+                };
+                tests.extend(trial::reached(program, directory, is_run, &place, longest)?);
             }
         }
         try_group(group, &wanted, &tree, &tests, &mut results, &place)?;
