@@ -241,6 +241,9 @@ fn volume_that_the_other_format_cannot_have_is_refused() {
             "contains 1 token",
             (|j| j["tokens"]["0"] = json!({"type": "x", "keyslots": []})) as fn(&mut serde_json::Value),
         ),
+        ("the cipher is too long", |j| {
+            j["segments"]["0"]["encryption"] = json!(format!("{}-xts-plain64", "a".repeat(32)));
+        }),
         ("sector size is not 512", |j| j["segments"]["0"]["sector_size"] = json!(4096)),
         ("has an IV offset", |j| j["segments"]["0"]["iv_tweak"] = json!("8")),
         ("has a length", |j| j["segments"]["0"]["size"] = json!("4096")),

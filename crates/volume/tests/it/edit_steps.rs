@@ -5,12 +5,11 @@
 use crate::conversions::{convert, log_of, luks1_volume, luks2_volume, opening};
 use crate::power_cut::{FailingDevice, RecordingDevice, Step};
 use crate::support::{
-    PASSPHRASE, VOLUME_KEY_64, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of,
-    with,
+    PASSPHRASE, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
 };
 use inlock_volume::{
-    Conversion, EditError, HeaderBackup, HeaderDevice, KdfKind, LoadError, MemoryDevice, NewKeyslot, Priority, Repair,
-    RepairError, RepairPlan, UnlockOptions, Volume, VolumeKey, luks1, luks2,
+    Conversion, ConvertError, EditError, FileDevice, HeaderBackup, HeaderDevice, KdfKind, LoadError, MemoryDevice,
+    NewKeyslot, Priority, Repair, RepairError, RepairPlan, UnlockOptions, Volume, VolumeKey, luks1, luks2,
 };
 use std::io;
 use std::ops::Range;
@@ -87,12 +86,9 @@ fn keyslots_are_erased_whole_and_before_the_header_says_so() {
 #[test]
 fn change_of_a_luks1_keyslot_leaves_no_other_one() {
     for full in [false, true] {
-        let device = RecordingDevice::new(luks1_image());
+        let device = MemoryDevice::new(if full { luks1_volume_of_eight() } else { luks1_image() });
         let mut volume = Volume::load(&device).unwrap();
         let key = key_of(&volume, &device);
-        for _ in 1..if full { 8 } else { 2 } {
-            volume.add_keyslot(&device, &key, &secret(b"other"), &pbkdf2()).unwrap();
-        }
         let before = volume.active_keyslots();
         let new = with!(pbkdf2(); number: Some(0), may_overwrite: true);
         assert_eq!(volume.change_keyslot(&device, 0, &key, &secret(b"new"), &new).unwrap(), 0);
@@ -147,6 +143,12 @@ fn header_that_cannot_be_read_any_more_is_not_changed() {
         assert!(volume.set_uuid(&device, None).is_err() && device.0.to_vec() == image, "LUKS{}", volume.version());
         assert!(plan.find_foreign_metadata(&device).is_err());
     }
+    let mut image = luks1_image();
+    image[72..78].copy_from_slice(b"SHA256");
+    let device = Unreadable(MemoryDevice::new(image.clone()), Mutex::new(false));
+    let plan = RepairPlan::new(&device).unwrap();
+    *device.1.lock().unwrap() = true;
+    assert!(plan.execute(&device, false).is_err() && device.0.to_vec() == image);
 }
 
 #[test]
@@ -174,16 +176,17 @@ fn keyslots_and_tokens_that_cannot_be_changed_are_named() {
 /// Without a keyslot, the cipher of the data says how long the key is: PBKDF2 pads a shorter one with zeroes.
 #[test]
 fn volume_without_keyslots_takes_its_key_back_and_no_longer_one() {
-    for aead in [None, Some("aes-xts-plain64")] {
+    for aead in [None, Some("aes-gcm-random")] {
         let device = MemoryDevice::zeroed((2 << 20) + 8192);
-        let mut options = with!(luks2_options(); kdf: cheap(KdfKind::Pbkdf2), keyslots_len: Some(1 << 20));
-        if let Some(cipher) = aead {
-            let spec = inlock_cipher::AeadSpec::from_luks2(cipher, "hmac(sha256)").unwrap();
-            let key = VolumeKey::new(&[&VOLUME_KEY_64[..], &[7; 32]].concat());
-            options = with!(options; aead: Some(spec), key_len: 96, volume_key: Some(key));
-        }
-        let luks2 = luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
-        let mut volume = Volume::from(luks2);
+        let aead_spec = aead.map(|cipher| inlock_cipher::AeadSpec::from_luks2(cipher, "aead").unwrap());
+        let options = with!(
+            luks2_options();
+            kdf: cheap(KdfKind::Pbkdf2),
+            keyslots_len: Some(1 << 20),
+            key_len: 32,
+            aead: aead_spec,
+        );
+        let mut volume = Volume::from(luks2::format(&device, options, &secret(PASSPHRASE)).unwrap());
         let key = key_of(&volume, &device);
         volume.add_keyslot(&device, &key, &secret(b"second"), &pbkdf2()).unwrap();
         volume.erase_keyslots(&device).unwrap();
@@ -205,6 +208,12 @@ fn failed_step_ends_a_conversion() {
             assert_eq!(opening(&device.to_vec(), &[0, 1]), 2, "to LUKS{version}: step {failing}");
         }
         assert!(log.len() > 20, "{}", log.len());
+    }
+    // Without a free keyslot.
+    let before = luks1_volume(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    let (_, log) = log_of(&before, 2);
+    for failing in 0..log.len() {
+        assert!(convert(&FailingDevice::new(before.clone(), failing), 2).is_err(), "step {failing}");
     }
 }
 
@@ -257,6 +266,10 @@ fn metadata_of_others_are_found_at_their_first_byte() {
             assert_eq!((found.offset, found.is_luksmeta), (at, is_luksmeta), "to LUKS{version}");
         }
     }
+    // Of the last sector, one byte is enough.
+    let mut image = luks1_volume(&[0, 1]);
+    image[(2 << 20) - 1] = 1;
+    assert_eq!(find(&image, 2).unwrap().offset, (2 << 20) - SECTOR);
     // A conversion that was cut off has left parts of keyslots: they are not of others.
     let before = luks1_volume(&[0, 1]);
     let (_, log) = log_of(&before, 2);
@@ -317,7 +330,9 @@ fn failed_step_ends_a_restore() {
 
 #[test]
 fn luks1_header_is_repaired_in_both_sectors_and_its_useless_keyslot_erased() {
-    let good = luks1_image();
+    let mut good = luks1_image();
+    // Behind the header, in its second sector.
+    good[700] = 7;
     let mut image = good.clone();
     image[72..78].copy_from_slice(b"SHA256");
     image[KEYSLOTS + 48 * 7..][..4].fill(0x12);
@@ -361,6 +376,16 @@ fn only_a_header_without_magic_is_salvaged() {
     }
 }
 
+fn luks1_volume_of_eight() -> Vec<u8> {
+    let device = MemoryDevice::new(luks1_image());
+    let mut volume = Volume::load(&device).unwrap();
+    let key = key_of(&volume, &device);
+    for _ in 1..8 {
+        volume.add_keyslot(&device, &key, &secret(b"other"), &pbkdf2()).unwrap();
+    }
+    device.to_vec()
+}
+
 /// A failure of each write or sync, in turn, is an error.
 #[test]
 fn failed_step_ends_an_edit() {
@@ -391,10 +416,14 @@ fn failed_step_ends_an_edit() {
         device.to_vec()
     };
     let mut failed = 0;
-    for (case, image) in [("LUKS1", luks1_image()), ("LUKS2", luks2(3)), ("LUKS2, full", luks2(1))] {
+    let full_luks1 = luks1_volume_of_eight();
+    for (case, image) in
+        [("LUKS1", luks1_image()), ("LUKS1, full", full_luks1), ("LUKS2", luks2(3)), ("LUKS2, full", luks2(1))]
+    {
         let volume = Volume::load(&MemoryDevice::new(image.clone())).unwrap();
         let key = key_of(&volume, &MemoryDevice::new(image.clone()));
-        for (name, edit) in edits.iter().filter(|(name, _)| !case.ends_with("full") || *name != "add") {
+        let needs_space = |name: &str| name == "add" || case == "LUKS1, full" && name == "change to 6";
+        for (name, edit) in edits.iter().filter(|(name, _)| !case.ends_with("full") || !needs_space(name)) {
             let run = |device: &dyn HeaderDevice| edit(&mut Volume::load(device).unwrap(), device, &key);
             let (_, log) = recorded(image.clone(), |device| run(device).unwrap());
             for failing in 0..log.len() {
@@ -432,6 +461,50 @@ fn luks2_keyslot_is_overwritten_when_the_new_one_is_durable() {
     assert!(at(&old).0 >= 3 && at(&old).1 == 1, "{steps:?}");
     assert!(steps.iter().all(|epoch| epoch.len() <= 1), "{steps:?}");
     assert!(steps[at(&old).0..].iter().flatten().any(|range| range.end <= AREAS), "the old keyslot is removed last");
+
+    // In place, the old key material goes first.
+    let image = MemoryDevice::zeroed((1 << 20) + 8192);
+    let options = with!(luks2_options(); kdf: cheap(KdfKind::Pbkdf2), keyslots_len: Some(256 << 10));
+    luks2::format(&image, options, &secret(PASSPHRASE)).unwrap();
+    let (_, log) = recorded(image.to_vec(), |device| {
+        let mut volume = Volume::load(device).unwrap();
+        let new = with!(pbkdf2(); may_overwrite: true);
+        volume.change_keyslot(device, 0, &key_of(&volume, device), &secret(b"new"), &new).unwrap();
+    });
+    let steps = epochs(&log);
+    assert!(steps[..2].iter().all(|epoch| epoch.len() == 1 && epoch[0].start == AREAS), "{steps:?}");
+    assert!(steps[2..].iter().flatten().all(|range| range.end <= AREAS), "{steps:?}");
+}
+
+#[test]
+fn removed_luks1_keyslot_leaves_none_of_its_fields() {
+    let device = MemoryDevice::new(luks1_volume_of_eight());
+    Volume::load(&device).unwrap().kill_keyslot(&device, 3).unwrap();
+    let bytes = device.to_vec();
+    let slot = &bytes[KEYSLOTS + 48 * 3..][..40];
+    assert!(slot[..4] == [0, 0, 0xde, 0xad] && slot[4..].iter().all(|byte| *byte == 0), "{slot:x?}");
+}
+
+#[test]
+fn backup_file_with_a_damaged_copy_is_made_whole_and_the_longest_one_taken() {
+    let mut image = luks2_image();
+    image[5000] ^= 1;
+    let backup = HeaderBackup::of_file(&MemoryDevice::new(image)).unwrap();
+    let whole = Volume::load(&MemoryDevice::new(backup.bytes().to_vec())).unwrap();
+    assert!(whole.warnings().is_empty());
+
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(inlock_volume::MAX_BACKUP_LEN + 4096).unwrap();
+    let file = FileDevice::new(file);
+    let options = with!(
+        luks2_options();
+        kdf: cheap(KdfKind::Pbkdf2),
+        metadata_len: 4 << 20,
+        keyslots_len: Some(inlock_volume::MAX_BACKUP_LEN - (8 << 20)),
+    );
+    luks2::format(&file, options, &secret(PASSPHRASE)).unwrap();
+    let backup = HeaderBackup::of_device(&file).unwrap();
+    assert_eq!(backup.bytes().len() as u64, inlock_volume::MAX_BACKUP_LEN);
 }
 
 #[test]
@@ -463,4 +536,83 @@ fn header_is_converted_into_space_that_is_just_enough() {
     };
     to_luks1(8 * (128 << 10)).unwrap();
     assert!(to_luks1(8 * (128 << 10) - 4096).is_err());
+}
+
+/// Sets the first sector of a LUKS1 keyslot's area.
+fn put_area(image: &mut [u8], keyslot: usize, start: u64) {
+    let sector = u32::try_from(start / SECTOR).unwrap();
+    image[KEYSLOTS + 48 * keyslot + 40..][..4].copy_from_slice(&sector.to_be_bytes());
+}
+
+#[test]
+fn luks1_keyslot_is_moved_only_where_it_cannot_be_and_with_proof() {
+    const AREA: u64 = 128 << 10;
+    let good = luks1_image();
+    let plan = |image: &[u8]| RepairPlan::new(&MemoryDevice::new(image.to_vec()));
+    // An area in the header. Without proof nothing is written.
+    let mut image = good.clone();
+    put_area(&mut image, 0, SECTOR);
+    for proven in [false, true] {
+        let device = MemoryDevice::new(image.clone());
+        let mut plan = plan(&image).unwrap();
+        assert!(matches!(plan.repairs(), [Repair::MendKeyslot { keyslot: 0, field: "offset", .. }]));
+        assert_eq!(plan.unproven().iter().copied().collect::<Vec<_>>(), [0]);
+        if proven {
+            plan.prove(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
+        }
+        assert_eq!(plan.execute(&device, false).is_ok(), proven);
+        assert!(device.to_vec() == if proven { &good[..] } else { &image[..] }, "proven: {proven}");
+    }
+    // An enabled keyslot may hold a key, whatever its iterations are.
+    image[KEYSLOTS + 4..][..4].fill(0);
+    assert_eq!(plan(&image).unwrap().unproven().iter().copied().collect::<Vec<_>>(), [0]);
+
+    // Areas that adjoin each other and the data may be anywhere, when another keyslot is damaged.
+    let mut image = good.clone();
+    let last = 4096 + 7 * AREA;
+    put_area(&mut image, 6, last);
+    put_area(&mut image, 7, last + AREA);
+    let payload = u32::try_from((last + 2 * AREA) / SECTOR).unwrap();
+    image[104..108].copy_from_slice(&payload.to_be_bytes());
+    image[KEYSLOTS + 48 * 5 + 44..][..4].fill(0);
+    let found = plan(&image).unwrap();
+    let stripes = matches!(found.repairs(), [Repair::MendKeyslot { keyslot: 5, field: "stripes", .. }]);
+    assert!(stripes, "{:?}", found.repairs());
+
+    // Key material that the device does not have is no header to repair.
+    let mut short = good[..(AREA / 2) as usize].to_vec();
+    short[72..78].copy_from_slice(b"SHA256");
+    assert!(plan(&short).is_err());
+}
+
+#[test]
+fn conversion_names_what_is_lost_and_needs_space_in_one_piece() {
+    let device = MemoryDevice::new(luks2_volume(&[0, 1]));
+    let loses = |device: &MemoryDevice| Conversion::new(&Volume::load(device).unwrap(), 1).unwrap().loses();
+    assert_eq!(loses(&device), [""; 0]);
+    let mut luks2 = luks2_of(&device);
+    luks2.set_flags(&device, &["allow-discards"]).unwrap();
+    assert_eq!(loses(&device), ["activation flags"]);
+    luks2.set_priority(&device, 1, Priority::Prefer).unwrap();
+    luks2.set_labels(&device, Some("label"), Some("subsystem")).unwrap();
+    let all = ["the label", "the subsystem label", "activation flags", "priorities of keyslots"];
+    assert_eq!(loses(&device), all);
+
+    // Eight areas would fit, but not beside one that lies in the middle of two places.
+    let device = MemoryDevice::zeroed((3 << 20) + 4096);
+    let options = with!(
+        luks2_options();
+        kdf: cheap(KdfKind::Pbkdf2),
+        key_len: 32,
+        keyslots_len: Some(1 << 20),
+        data_offset: Some(2 << 20),
+        label: String::new(),
+        sector_size: Some(inlock_volume::DataUnitSize::SECTOR),
+    );
+    let mut luks2 = luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+    let mut map = map_of(&luks2);
+    map["keyslots"]["0"]["area"]["offset"] = (AREAS + (64 << 10)).to_string().into();
+    luks2.commit(&device, &text_of(map)).unwrap();
+    let refused = Conversion::new(&Volume::load(&device).unwrap(), 1);
+    assert!(matches!(refused, Err(ConvertError::NoSpace { .. })), "{refused:?}");
 }
