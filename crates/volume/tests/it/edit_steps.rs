@@ -210,8 +210,10 @@ fn failed_step_ends_a_conversion() {
         assert!(log.len() > 20, "{}", log.len());
     }
     // Without a free keyslot.
-    let before = luks1_volume(&[0, 1, 2, 3, 4, 5, 6, 7]);
-    let (_, log) = log_of(&before, 2);
+    let all = [0, 1, 2, 3, 4, 5, 6, 7];
+    let before = luks1_volume(&all);
+    let (after, log) = log_of(&before, 2);
+    assert_eq!(opening(&after, &all), all.len());
     for failing in 0..log.len() {
         assert!(convert(&FailingDevice::new(before.clone(), failing), 2).is_err(), "step {failing}");
     }
