@@ -9,8 +9,7 @@
 //! `--seed N` chooses another order, and `--skip N` leaves out its first N. A run continues where the last one ended,
 //! until `target/mutants/results` is removed; with `--survivors` or `--hung` it tries those again. `--subtle` tries
 //! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
-//! short test hangs, `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
-//! `--test WORD` runs only tests with this word in their names, such as those written for survivors.
+//! short test hangs. `--longest SECONDS` leaves out tests that take more, `--test WORD` those not so named.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -29,7 +29,7 @@ pub(super) struct Tree {
     pub(super) names: Vec<String>,
     /// Mutants that do not compile.
     pub(super) disabled: BTreeSet<usize>,
-    /// Mutants that are not compiled in, as nobody asked for them.
+    /// Mutants that are not compiled in, as the options leave them out.
     pub(super) unwanted: BTreeSet<usize>,
     /// File with their names from run to run.
     unviable: PathBuf,

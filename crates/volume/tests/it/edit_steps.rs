@@ -49,6 +49,11 @@ fn epochs(log: &[Step]) -> Vec<Vec<Range<u64>>> {
     log.split(|step| matches!(step, Step::Sync)).map(ranges).collect()
 }
 
+/// A range that is written between two syncs, and no other.
+fn alone(range: Range<u64>) -> Vec<Range<u64>> {
+    std::iter::once(range).collect()
+}
+
 fn recorded(image: Vec<u8>, edit: impl FnOnce(&RecordingDevice)) -> (Vec<u8>, Vec<Step>) {
     let device = RecordingDevice::new(image);
     edit(&device);
@@ -74,11 +79,11 @@ fn keyslots_are_erased_whole_and_before_the_header_says_so() {
     // Areas of disabled keyslots may end behind a file.
     let end = areas[3].start + 1000;
     let (_, log) = recorded(luks1[..end as usize].to_vec(), erase);
-    assert_eq!(epochs(&log)[0], [&areas[..3], &[areas[3].start..end]].concat());
+    assert_eq!(epochs(&log)[0], [&areas[..3], &alone(areas[3].start..end)].concat());
 
     let (after, log) = recorded(luks2_image(), erase);
     let steps = epochs(&log);
-    assert_eq!(steps[0], [AREAS..AREAS + (512 << 10)]);
+    assert_eq!(steps[0], alone(AREAS..AREAS + (512 << 10)));
     assert!(steps[1..].iter().flatten().all(|range| range.end <= AREAS), "{steps:?}");
     assert!(Volume::load(&MemoryDevice::new(after)).unwrap().active_keyslots().is_empty());
 }
@@ -111,7 +116,7 @@ fn costs_above_the_limits_are_refused_and_nothing_is_written() {
     }
 }
 
-/// A disk that cannot be read any more.
+/// A disk that can no longer be read.
 struct Unreadable(MemoryDevice, Mutex<bool>);
 
 impl HeaderDevice for Unreadable {
@@ -226,7 +231,7 @@ fn sector_that_makes_another_version_is_written_alone() {
     let (after, log) = log_of(&before, 1);
     let steps = epochs(&log);
     // The second copy is gone before keyslots move to where it was.
-    assert_eq!(steps[..3], [vec![SECTOR..2 * SECTOR], vec![0..SECTOR], vec![COPY..COPY + SECTOR]]);
+    assert_eq!(steps[..3], [alone(SECTOR..2 * SECTOR), alone(0..SECTOR), alone(COPY..COPY + SECTOR)]);
     assert!(
         log.iter().any(|step| matches!(step, Step::Write { offset, data } if *offset == COPY && *data == [0; 512]))
     );
@@ -311,16 +316,16 @@ fn failed_step_ends_a_restore() {
         }
         let len = backup.volume().header_len();
         let expected = match name {
-            "LUKS1" => vec![vec![0..SECTOR], vec![SECTOR..len], vec![0..SECTOR], vec![]],
+            "LUKS1" => vec![alone(0..SECTOR), alone(SECTOR..len), alone(0..SECTOR), vec![]],
             "LUKS2" => vec![
-                vec![0..SECTOR],
+                alone(0..SECTOR),
                 vec![SECTOR..COPY, COPY + SECTOR..len],
-                vec![0..SECTOR],
-                vec![COPY..COPY + SECTOR],
+                alone(0..SECTOR),
+                alone(COPY..COPY + SECTOR),
                 vec![],
             ],
             // The damaged one first.
-            _ => vec![vec![0..COPY], vec![COPY..2 * COPY], vec![]],
+            _ => vec![alone(0..COPY), alone(COPY..2 * COPY), vec![]],
         };
         assert_eq!(epochs(&log), expected, "{name}");
         // A device that is just long enough takes it.
@@ -343,7 +348,7 @@ fn luks1_header_is_repaired_in_both_sectors_and_its_useless_keyslot_erased() {
     let repair = |device: &dyn HeaderDevice| RepairPlan::new(device).unwrap().execute(device, false);
     let (after, log) = recorded(image.clone(), |device| drop(repair(device).unwrap()));
     assert!(after == good);
-    assert_eq!(epochs(&log), [vec![SECTOR..2 * SECTOR], vec![0..SECTOR], vec![]]);
+    assert_eq!(epochs(&log), [alone(SECTOR..2 * SECTOR), alone(0..SECTOR), vec![]]);
     for failing in 0..log.len() {
         assert!(repair(&FailingDevice::new(image.clone(), failing)).is_err(), "step {failing}");
     }
@@ -565,7 +570,7 @@ fn luks1_keyslot_is_moved_only_where_it_cannot_be_and_with_proof() {
         assert_eq!(plan.execute(&device, false).is_ok(), proven);
         assert!(device.to_vec() == if proven { &good[..] } else { &image[..] }, "proven: {proven}");
     }
-    // An enabled keyslot may hold a key, whatever its iterations are.
+    // An enabled keyslot may hold a key, though its iterations are 0.
     image[KEYSLOTS + 4..][..4].fill(0);
     assert_eq!(plan(&image).unwrap().unproven().iter().copied().collect::<Vec<_>>(), [0]);
 
@@ -600,7 +605,7 @@ fn conversion_names_what_is_lost_and_needs_space_in_one_piece() {
     let all = ["the label", "the subsystem label", "activation flags", "priorities of keyslots"];
     assert_eq!(loses(&device), all);
 
-    // Eight areas would fit, but not beside one that lies in the middle of two places.
+    // Eight areas would fit, but not with one that lies in the middle of two places.
     let device = MemoryDevice::zeroed((3 << 20) + 4096);
     let options = with!(
         luks2_options();
