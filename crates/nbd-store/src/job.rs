@@ -136,3 +136,33 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_only_adjoin_do_not_overlap() {
+        let job = Job::new(Kind::Read, Owner::Store, 512, 512, Instant::now());
+        for (offset, len, expected) in
+            [(0, 512, false), (0, 513, true), (1023, 1, true), (1024, 1, false), (600, 1, true), (0, u64::MAX, true)]
+        {
+            assert_eq!(job.is_overlapping(offset, len), expected, "{len} bytes at {offset}");
+        }
+    }
+
+    #[test]
+    fn change_is_a_write_or_a_discard() {
+        for (kind, is_write, is_change) in [
+            (Kind::Read, false, false),
+            (Kind::Write { durable: false }, true, true),
+            (Kind::Write { durable: true }, true, true),
+            (Kind::Discard, false, true),
+            (Kind::Flush, false, false),
+            (Kind::Extents, false, false),
+        ] {
+            let job = Job::new(kind, Owner::Store, 0, 512, Instant::now());
+            assert_eq!((job.is_write(), job.is_change()), (is_write, is_change));
+        }
+    }
+}

@@ -66,6 +66,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn writes_that_only_adjoin_do_not_overlap() {
+        let mut log = ReplayLog::new(2048);
+        log.add(1, 512, &[0; 512]);
+        for (offset, len, expected) in
+            [(0, 512, false), (0, 513, true), (1023, 1, true), (1024, 1, false), (600, 1, true), (0, u64::MAX, true)]
+        {
+            assert_eq!(log.has_overlap(offset, len), expected, "{len} bytes at {offset}");
+        }
+    }
+
+    #[test]
     fn flush_removes_what_it_covers() {
         let mut log = ReplayLog::new(100);
         (1..=5).for_each(|number| log.add(number, number * 512, &[0; 10]));

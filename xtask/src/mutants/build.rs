@@ -16,8 +16,10 @@ const MAX_ROUNDS: usize = 60;
 /// Builds test programs and returns them. Adds mutants that do not compile to the disabled ones.
 pub(super) fn programs(tree: &mut Tree, build: &Path, tests: &Tests) -> Result<Vec<PathBuf>> {
     let messages = until_it_builds(tree, build, tests.build)?;
+    // Tests of a command build the command, too.
+    let programs = messages.iter().filter(|message| message["profile"]["test"] == true);
     let programs: Vec<PathBuf> =
-        messages.iter().filter_map(|message| message["executable"].as_str()).map(PathBuf::from).collect();
+        programs.filter_map(|message| message["executable"].as_str()).map(PathBuf::from).collect();
     if programs.is_empty() {
         bail!("cargo built no tests of {}", tests.directory);
     }

@@ -34,6 +34,6 @@ fn read() -> Check {
     let active = std::env::var("INLOCK_MUTANT").ok().and_then(|number| number.parse().ok()).unwrap_or(u32::MAX);
     let file = std::env::var_os("INLOCK_MUTANTS_REACHED")
         .and_then(|path| File::options().append(true).create(true).open(path).ok());
-    let seen = || (0..20_000).map(|_| AtomicBool::new(false)).collect();
+    let seen = || (0..60_000).map(|_| AtomicBool::new(false)).collect();
     Check { active, reached: file.map(|file| (file, seen())) }
 }

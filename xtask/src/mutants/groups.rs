@@ -85,7 +85,59 @@ const NBD_STORE: Tests = Tests {
     ],
 };
 
-pub(super) const GROUPS: [Group; 6] = [
+const INTEGRITY: Tests = Tests {
+    build: &["--package", "inlock-integrity", "--lib", "--test", "it"],
+    directory: "crates/integrity",
+    left_out: &[],
+};
+const RBD_STORE: Tests = Tests {
+    build: &["--package", "inlock-rbd-store", "--lib", "--test", "it"],
+    directory: "crates/rbd-store",
+    left_out: &[],
+};
+/// Its unit tests, and tests of the command that are quick.
+const CLI: Tests = Tests {
+    build: &[
+        "--package",
+        "inlock-cli",
+        "--bin",
+        "inlock",
+        "--test",
+        "freshness",
+        "--test",
+        "header_places",
+        "--test",
+        "header_policy",
+        "--test",
+        "integrity",
+        "--test",
+        "key_prompts",
+        "--test",
+        "locks",
+        "--test",
+        "luks_integrity",
+        "--test",
+        "one_volume",
+        "--test",
+        "outputs",
+        "--test",
+        "remote",
+        "--test",
+        "serve",
+        "--test",
+        "table",
+        "--test",
+        "verity",
+        "--test",
+        "volume_key_keyring",
+        "--test",
+        "zoned_volumes",
+    ],
+    directory: "crates/cli",
+    left_out: &[],
+};
+
+pub(super) const GROUPS: [Group; 9] = [
     Group {
         name: "volume",
         directory: "crates/volume",
@@ -120,7 +172,12 @@ pub(super) const GROUPS: [Group; 6] = [
         files: &["worker.rs", "worker/", "ring/", "locks.rs", "rmw.rs", "device.rs", "freeze.rs", "zone_queue/"],
         tests: &[ENGINE],
     },
-    Group { name: "nbd", directory: "crates/frontend", files: &["nbd/"], tests: &[FRONTEND] },
+    Group {
+        name: "frontend",
+        directory: "crates/frontend",
+        files: &["connect.rs", "fuse/", "nbd/"],
+        tests: &[FRONTEND],
+    },
     Group {
         name: "nbd-store",
         directory: "crates/nbd-store",
@@ -155,6 +212,37 @@ pub(super) const GROUPS: [Group; 6] = [
         ],
         tests: &[VERITY],
     },
+    Group {
+        name: "integrity",
+        directory: "crates/integrity",
+        files: &[
+            "device/",
+            "digest.rs",
+            "format.rs",
+            "freshness.rs",
+            "journal_cipher.rs",
+            "journal_codec.rs",
+            "layout.rs",
+            "load.rs",
+            "marks.rs",
+            "options.rs",
+            "resize.rs",
+            "scratch.rs",
+            "store.rs",
+            "stores.rs",
+            "superblock.rs",
+            "tags.rs",
+            "verify.rs",
+        ],
+        tests: &[INTEGRITY],
+    },
+    Group {
+        name: "rbd-store",
+        directory: "crates/rbd-store",
+        files: &["ffi.rs", "name.rs", "open.rs", "options.rs", "store.rs"],
+        tests: &[RBD_STORE],
+    },
+    Group { name: "cli", directory: "crates/cli", files: &["many/", "volume/"], tests: &[CLI] },
 ];
 
 impl Group {
@@ -167,6 +255,12 @@ impl Group {
         let is_for_tests = name.ends_with("/tests.rs") || name.contains("/tests/");
         let is_named = |file: &&str| name == *file || file.ends_with('/') && name.starts_with(*file);
         name.ends_with(".rs") && !is_for_tests && self.files.iter().any(is_named)
+    }
+
+    /// Returns whether a file of the tree is the root of this crate.
+    pub(super) fn has_root(&self, path: &str) -> bool {
+        let name = path.strip_prefix(self.directory);
+        matches!(name, Some("/src/lib.rs" | "/src/main.rs"))
     }
 
     /// Returns whether a mutant is of this group.
@@ -190,7 +284,7 @@ mod tests {
         assert!(!engine.has_file("crates/engine/src/buffer.rs"));
         assert!(
             !engine.has_file("crates/frontend/src/nbd/mux.rs")
-                && group("nbd").has_file("crates/frontend/src/nbd/mux.rs")
+                && group("frontend").has_file("crates/frontend/src/nbd/mux.rs")
         );
         assert!(group("volume").has_mutant("crates/volume/src/luks2/commit.rs: replace < with > in f"));
         let root = crate::workspace_root().unwrap();

@@ -9,7 +9,7 @@
 //! `--seed N` chooses another order, and `--skip N` leaves out its first N. A run continues where the last one ended,
 //! until `target/mutants/results` is removed; with `--survivors` or `--hung` it tries those again. `--subtle` tries
 //! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
-//! short test hangs, `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
+//! short test hangs. `--longest SECONDS` leaves out tests that take more, `--test WORD` those not so named.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -60,6 +60,8 @@ struct Wanted {
     patience: Option<u64>,
     /// Seconds of the longest test to run.
     longest: Option<u64>,
+    /// Run only tests whose names contain one of these; all without any.
+    tests: Vec<String>,
     /// List the mutants and try none.
     list: bool,
     /// A mutant's name must match one of these.
@@ -84,6 +86,7 @@ impl Wanted {
                         _ => wanted.patience = Some(number.into()),
                     }
                 }
+                "--test" => wanted.tests.push(args.next().context("--test needs a name")?.clone()),
                 "--subtle" => wanted.subtle = true,
                 "--survivors" => wanted.survivors = true,
                 "--hung" => wanted.hung = true,
@@ -118,6 +121,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         listed.filter(|name| wanted.is_wanted(name)).for_each(|name| println!("{name}"));
         return Ok(ExitCode::SUCCESS);
     }
+    if wanted.subtle {
+        let others = tree.names.iter().enumerate().filter(|(_, name)| !sites::subtle::is_subtle(name));
+        tree.unwanted = others.map(|(number, _)| number).collect();
+    }
     let programs = build(&mut tree, &place, &groups)?;
     let explained =
         verdict::explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
@@ -128,15 +135,20 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         for (of, programs, directory) in programs.iter().filter(|(of, ..)| group.tests.contains(of)) {
             for program in programs {
                 let longest = wanted.longest.map_or(trial::MAX_TIME, Duration::from_secs);
-                tests.extend(trial::reached(program, directory, of.left_out, &place, longest)?);
+                let is_run = |test: &str| {
+                    !of.left_out.iter().any(|name| test.starts_with(name))
+                        && (wanted.tests.is_empty() || wanted.tests.iter().any(|word| test.contains(word.as_str())))
+                };
+                tests.extend(trial::reached(program, directory, is_run, &place, longest)?);
             }
         }
         try_group(group, &wanted, &tree, &tests, &mut results, &place)?;
         let (viable, others): (Vec<usize>, Vec<usize>) = (0..tree.names.len())
-            .filter(|&number| group.has_mutant(&tree.names[number]))
+            .filter(|&number| group.has_mutant(&tree.names[number]) && !tree.unwanted.contains(&number))
             .partition(|number| !tree.disabled.contains(number));
         let names: Vec<&String> = viable.iter().map(|&number| &tree.names[number]).collect();
         let explained = explained.iter().filter(|(name, _)| group.has_mutant(name));
+        let explained = explained.filter(|(name, _)| !wanted.subtle || sites::subtle::is_subtle(name));
         let explained = explained.map(|(name, reason)| (name.clone(), reason.clone())).collect();
         passes &= verdict::report(group.name, &names, others.len(), &results, &explained);
     }
@@ -226,9 +238,12 @@ mod tests {
     #[test]
     fn arguments_name_groups_and_filters() {
         let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
-        assert_eq!(parse(&[]).unwrap().groups, ["volume", "volume-edit", "engine", "nbd", "nbd-store", "verity"]);
-        let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
-        assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
+        assert_eq!(
+            parse(&[]).unwrap().groups,
+            ["volume", "volume-edit", "engine", "frontend", "nbd-store", "verity", "integrity", "rbd-store", "cli"]
+        );
+        let wanted = parse(&["frontend", "--sample", "300", "netlink"]).unwrap();
+        assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["frontend"], Some(300)));
         assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));
         let wanted = parse(&["--skip", "400", "--jobs", "2", "--patience", "30"]).unwrap();
         assert_eq!((wanted.skip, wanted.jobs, wanted.patience), (400, Some(2), Some(30)));

@@ -29,6 +29,8 @@ pub(super) struct Tree {
     pub(super) names: Vec<String>,
     /// Mutants that do not compile.
     pub(super) disabled: BTreeSet<usize>,
+    /// Mutants that are not compiled in, as the options leave them out.
+    pub(super) unwanted: BTreeSet<usize>,
     /// File with their names from run to run.
     unviable: PathBuf,
 }
@@ -59,7 +61,18 @@ impl Tree {
         let known: BTreeSet<&str> = known.lines().collect();
         let disabled = (0..names.len()).filter(|&number| known.contains(names[number].as_str())).collect();
         let (groups, root, copy) = (groups.to_vec(), root.to_owned(), place.join("tree"));
-        Ok(Self { groups, root, copy, files, sources, rewritten: Vec::new(), names, disabled, unviable })
+        Ok(Self {
+            groups,
+            root,
+            copy,
+            files,
+            sources,
+            rewritten: Vec::new(),
+            names,
+            disabled,
+            unwanted: BTreeSet::new(),
+            unviable,
+        })
     }
 
     /// Keeps the names of mutants that do not compile for the next run.
@@ -73,14 +86,15 @@ impl Tree {
 
     /// Brings the copy up to date.
     pub(super) fn write(&mut self) -> Result<()> {
-        self.rewritten = self.sources.iter().map(|(name, s)| (name.clone(), s.rewrite(&self.disabled))).collect();
+        let left_out = &self.disabled | &self.unwanted;
+        self.rewritten = self.sources.iter().map(|(name, s)| (name.clone(), s.rewrite(&left_out))).collect();
         for name in &self.files {
             let (from, to) = (self.root.join(name), self.copy.join(name));
             let mut bytes = fs::read(&from)?;
             if let Some((_, rewritten)) = self.rewritten.iter().find(|(file, _)| file == name) {
                 bytes = rewritten.text.clone().into_bytes();
             }
-            if self.groups.iter().any(|group| *name == format!("{}/src/lib.rs", group.directory)) {
+            if self.groups.iter().any(|group| group.has_root(name)) {
                 bytes = [ALLOWED, &bytes, b"\nmod mutant_check;\n"].concat();
                 write_changed(&to.with_file_name("mutant_check.rs"), CHECK.as_bytes())?;
             }

@@ -1,7 +1,7 @@
 //! Servers that carry out and reply in an order of their own, over several connections: what a flush covers, and in
 //! which order lost writes are made again.
 
-use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, MULTI_CONN, Pause, Stage, quick, receive};
+use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, MULTI_CONN, Pause, Stage, Style, quick, receive};
 use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, StoreOptions};
 use inlock_tests::nbd::command;
@@ -168,4 +168,75 @@ fn failed_writes_take_no_room_of_the_log() {
     assert_eq!(store.write_at(&data, 0), Ok(AT));
     assert_eq!(fake.requests() - before, 1, "and no flush made room");
     assert!(fake.connections() == 1 && fake.disk().cached[..AT] == data);
+}
+
+/// A reply counts though the bytes behind it end the connection: its write is one that may be lost.
+#[test]
+fn write_acknowledged_in_front_of_garbage_is_lost_with_the_connection() {
+    let garbled: Lie = |client, asked| {
+        let reply = receive(client, asked.len as usize).map(|_| [asked.done(), vec![0xa5; 64]].concat());
+        let _ = reply.and_then(|reply| client.write_all(&reply));
+        Some(After::Close)
+    };
+    let fake = Fake::start(Facts { lie: Some(garbled), lie_to: Some(command::WRITE), ..Facts::default() });
+    let store = fake.open(&options(None)).unwrap();
+    assert_eq!(store.write_at(&[1; BLOCK], 0), Ok(BLOCK));
+    assert_eq!(store.sync(), Err(Errno::IO));
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Ok(BLOCK), "over another connection");
+}
+
+/// An abort does not wait for the server.
+#[test]
+fn abort_fails_requests_that_the_server_has() {
+    let gate = Arc::new(Gate::default());
+    let fake = Fake::start(Facts { pause: Some(gate.pause(command::READ, Stage::Arrived)), ..Facts::default() });
+    let mut options = options(None);
+    options.store_timeout = Duration::from_secs(120);
+    let store = fake.open(&options).unwrap();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| store.read_at(&mut [0; BLOCK], 0));
+        gate.wait();
+        store.asynchronous().unwrap().abort();
+        assert_eq!(read.join().unwrap(), Err(Errno::IO));
+    });
+    gate.open();
+}
+
+#[test]
+fn connection_without_lost_writes_makes_none_again() {
+    static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let fake = Fake::start(Facts::default());
+    let mut options = options(Some(StoreOptions::MIN_REPLAY));
+    options.notify = Some(|_, event| EVENTS.lock().unwrap().push(event.to_owned()));
+    let store = fake.open(&options).unwrap();
+    store.write_at(&[1; BLOCK], 0).unwrap();
+    store.sync().unwrap();
+    for is_lost in [false, true] {
+        if is_lost {
+            store.write_at(&[2; BLOCK], 0).unwrap();
+        }
+        fake.lose_power(|| false);
+        fake.rise();
+        assert_eq!(store.sync(), Ok(()));
+        let events = std::mem::take(&mut *EVENTS.lock().unwrap());
+        assert!(events.iter().any(|event| event == "connected again"), "{events:?}");
+        assert_eq!(events.iter().any(|event| event.contains("made again")), is_lost, "{events:?}");
+    }
+}
+
+/// Extents need structured replies.
+#[test]
+fn options_are_asked_for_in_order_and_extents_not_without_structured_replies() {
+    static ASKED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    for (style, expected) in
+        [(Style::Simple, &[11, 8, 7][..]), (Style::Structured, &[11, 8, 10, 7]), (Style::Extended, &[11, 10, 7])]
+    {
+        let note = |_: &mut std::os::unix::net::UnixStream, option| {
+            ASKED.lock().unwrap().push(option);
+            None
+        };
+        let fake = Fake::start(Facts { style, option_lie: Some(note), ..Facts::default() });
+        fake.open(&options(None)).unwrap();
+        assert_eq!(std::mem::take(&mut *ASKED.lock().unwrap()), expected, "{style:?}");
+    }
 }

@@ -95,12 +95,11 @@ fn set_offset(raw: &mut RawHeader, number: u32, start: u64) {
     raw.keyslots[number as usize].offset = ((start / 512) as u32).into();
 }
 
-/// Enables keyslot `to` with iterations and salt of `from`.
+/// Enables keyslot `to` with iterations and salt of `from`, which is enabled.
 fn take_over(raw: &mut RawHeader, from: u32, to: u32) {
     let source = raw.keyslots[from as usize];
     let target = &mut raw.keyslots[to as usize];
     (target.active, target.iterations, target.salt) = (source.active, source.iterations, source.salt);
-    target.active = crate::luks1::KEYSLOT_ENABLED.into();
 }
 
 /// Disables a keyslot whose salt is needed to enable it again.

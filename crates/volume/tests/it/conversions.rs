@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const PASSPHRASES: [&str; 8] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"];
 
 /// Returns a LUKS1 volume with keys of 256 bits in these keyslots, each with its own passphrase.
-fn luks1_volume(keyslots: &[u32]) -> Vec<u8> {
+pub(crate) fn luks1_volume(keyslots: &[u32]) -> Vec<u8> {
     let device = MemoryDevice::zeroed((2 << 20) + 4096);
     let key = VolumeKey::new(&VOLUME_KEY_64[..32]);
     let options = with!(luks1_options(); volume_key: Some(VolumeKey::new(&VOLUME_KEY_64[..32])), keyslot: keyslots[0]);
@@ -22,7 +22,7 @@ fn luks1_volume(keyslots: &[u32]) -> Vec<u8> {
     device.to_vec()
 }
 
-fn luks2_volume(keyslots: &[u32]) -> Vec<u8> {
+pub(crate) fn luks2_volume(keyslots: &[u32]) -> Vec<u8> {
     let device = MemoryDevice::zeroed((2 << 20) + 4096);
     let key = VolumeKey::new(&VOLUME_KEY_64[..32]);
     let options = with!(
@@ -49,12 +49,12 @@ fn add_keys(device: &MemoryDevice, key: &VolumeKey, keyslots: &[u32]) {
     }
 }
 
-fn convert(device: &dyn HeaderDevice, version: u32) -> Result<Volume, ConvertError> {
+pub(crate) fn convert(device: &dyn HeaderDevice, version: u32) -> Result<Volume, ConvertError> {
     Conversion::new(&Volume::load(device).unwrap(), version)?.execute(device)
 }
 
 /// Returns how many of the passphrases open the volume.
-fn opening(bytes: &[u8], keyslots: &[u32]) -> usize {
+pub(crate) fn opening(bytes: &[u8], keyslots: &[u32]) -> usize {
     let device = MemoryDevice::new(bytes.to_vec());
     let volume = Volume::load(&device).unwrap_or_else(|error| panic!("not a volume: {error}"));
     let opens = |number: &&u32| {
@@ -105,7 +105,7 @@ fn converted_header_is_that_of_cryptsetup_and_opens_there() {
     println!("COUNT conversions_like_cryptsetup {converted}");
 }
 
-fn log_of(before: &[u8], version: u32) -> (Vec<u8>, Vec<Step>) {
+pub(crate) fn log_of(before: &[u8], version: u32) -> (Vec<u8>, Vec<Step>) {
     let device = RecordingDevice::new(before.to_vec());
     convert(&device, version).unwrap();
     (device.to_vec(), device.log.into_inner().unwrap())
@@ -241,6 +241,9 @@ fn volume_that_the_other_format_cannot_have_is_refused() {
             "contains 1 token",
             (|j| j["tokens"]["0"] = json!({"type": "x", "keyslots": []})) as fn(&mut serde_json::Value),
         ),
+        ("the cipher is too long", |j| {
+            j["segments"]["0"]["encryption"] = json!(format!("{}-xts-plain64", "a".repeat(32)));
+        }),
         ("sector size is not 512", |j| j["segments"]["0"]["sector_size"] = json!(4096)),
         ("has an IV offset", |j| j["segments"]["0"]["iv_tweak"] = json!("8")),
         ("has a length", |j| j["segments"]["0"]["size"] = json!("4096")),

@@ -11,6 +11,7 @@ mod costs;
 mod crash_states;
 mod cryptsetup;
 mod edit_states;
+mod edit_steps;
 mod edits;
 mod header_backups;
 mod header_verdicts;

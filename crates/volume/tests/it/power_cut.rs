@@ -6,6 +6,7 @@
 use inlock_volume::{HeaderDevice, MemoryDevice};
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A request to a [`RecordingDevice`].
 #[derive(Clone, Debug)]
@@ -50,16 +51,17 @@ impl HeaderDevice for RecordingDevice {
     }
 }
 
-/// A device on which a write or a sync fails, and every one after it.
+/// A device on which a write or a sync fails. Nothing may be written or synced after it.
 pub(crate) struct FailingDevice {
     inner: RecordingDevice,
     failing: usize,
+    has_failed: AtomicBool,
 }
 
 impl FailingDevice {
     /// Returns a device that does `failing` writes and syncs.
     pub(crate) fn new(bytes: Vec<u8>, failing: usize) -> Self {
-        Self { inner: RecordingDevice::new(bytes), failing }
+        Self { inner: RecordingDevice::new(bytes), failing, has_failed: AtomicBool::new(false) }
     }
 
     pub(crate) fn to_vec(&self) -> Vec<u8> {
@@ -67,8 +69,10 @@ impl FailingDevice {
     }
 
     fn step(&self) -> io::Result<()> {
-        let done = self.inner.log.lock().unwrap().len();
-        if done >= self.failing { Err(io::Error::other("injected")) } else { Ok(()) }
+        assert!(!self.has_failed.load(Ordering::Relaxed), "the failure of step {} was ignored", self.failing);
+        let fails = self.inner.log.lock().unwrap().len() >= self.failing;
+        self.has_failed.store(fails, Ordering::Relaxed);
+        if fails { Err(io::Error::other("injected")) } else { Ok(()) }
     }
 }
 

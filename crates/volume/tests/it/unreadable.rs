@@ -1,6 +1,6 @@
 //! Sectors that cannot be read: a LUKS2 header has two copies, of which one is enough.
 
-use crate::support::{PASSPHRASE, luks1_image, luks2_image, luks2_options, secret, unlock};
+use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, luks2_options, secret, unlock};
 use inlock_volume::luks2::binary_header::Copy;
 use inlock_volume::{
     BackupError, HeaderBackup, HeaderDevice, LoadError, LoadWarning, MemoryDevice, Repair, RepairError, RepairPlan,
@@ -121,6 +121,10 @@ fn header_without_a_readable_copy_is_an_error_of_reading() {
     for (image, sector) in [(luks1_image(), 0), (luks1_image(), 1), (vec![0; 1 << 20], COPY / SECTOR)] {
         let loaded = Volume::load(&BadSectors::new(image, [sector]));
         assert!(matches!(loaded, Err(LoadError::Io(error)) if is_eio(&error)), "sector {sector}");
+    }
+    for sector in [0, 1] {
+        let plan = RepairPlan::new(&BadSectors::new(luks1_image(), [sector]));
+        assert!(chain(&plan.unwrap_err()).contains("os error 5"), "sector {sector}");
     }
 }
 
