@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use inlock_volume::Printable;
 
 use super::info::RuntimeInfo;
 use super::name::Name;
@@ -129,7 +130,8 @@ impl Files {
         let write = || -> io::Result<()> {
             // Temporary files are for their owner only.
             let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.dir)?;
-            std::fs::write(file.path(), serde_json::to_vec_pretty(&info)?)?;
+            let text = serde_json::to_string_pretty(&info)?;
+            std::fs::write(file.path(), Printable::json(&text).to_string())?;
             file.persist(&path)?;
             Ok(())
         };
