@@ -528,6 +528,9 @@ pub(crate) struct Options {
     /// Serve the volumes of a TOML file, each under its name; file with the keys of a volume to add
     #[arg(long, value_name = "FILE", help_heading = "Serving")]
     pub config: Option<PathBuf>,
+    /// Use a configuration and its key-command also if other users can replace them
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub allow_untrusted_config: bool,
     /// Socket for `inlock control`, with --config
     #[arg(long, value_name = "PATH", help_heading = "Serving")]
     pub control: Option<PathBuf>,

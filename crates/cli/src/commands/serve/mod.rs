@@ -73,7 +73,7 @@ pub(crate) const ACTION: Action = Action {
 const DESCRIPTORS_WITH_TLS: usize = 3;
 
 /// Options of a server of many volumes.
-const MANY: &[&str] = &["config", "control", "serialize-memory-hard-pbkdf"];
+const MANY: &[&str] = &["config", "allow-untrusted-config", "control", "serialize-memory-hard-pbkdf"];
 
 pub(super) const SERVE: &[&str] = &[
     "nbd",
