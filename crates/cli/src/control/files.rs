@@ -14,6 +14,7 @@ use inlock_volume::Printable;
 use super::info::RuntimeInfo;
 use super::name::Name;
 use crate::system::run_dir::run_dir;
+use crate::ui::log_file::LogFile;
 use crate::volume::key_check::KeyCheck;
 use crate::volume::lock;
 
@@ -148,6 +149,7 @@ impl Files {
         let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
         if log == Log::Always || log == Log::IfEmpty && is_empty() {
             let _ = std::fs::remove_file(self.log());
+            let _ = std::fs::remove_file(LogFile::older(&self.log()));
         }
     }
 }

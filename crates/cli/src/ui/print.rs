@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use inlock_volume::Printable;
 
+use super::log_file;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 
 /// Prints a result to standard output, with escapes as JSON strings have them.
@@ -104,7 +105,11 @@ pub(crate) fn print_stderr(line: impl Display) {
 /// are ignored.
 pub(crate) fn print_stderr_text(text: impl Display, end: &str) {
     let text = format!("{text}{end}");
-    let _ = io::stderr().lock().write_all(Printable::with_layout(&text).to_string().as_bytes());
+    let text = Printable::with_layout(&text).to_string();
+    let mut err = io::stderr().lock();
+    if log_file::make_room(text.len()) {
+        let _ = err.write_all(text.as_bytes());
+    }
 }
 
 /// Prints what is to control the terminal, and text that is escaped already.
