@@ -1,19 +1,25 @@
 //! Paths as text: they are bytes, which JSON does not have.
 //!
 //! State files and control sockets have a path as [`text_of_bytes`] makes it, so that nothing is lost; on output its
-//! bytes that are not UTF-8 are escaped as `\\udce9` (`ui::print`).
+//! bytes that are not UTF-8 are escaped as `\\udce9` (`ui::print`). Where a text of several lines names a path, it is
+//! [`shown`] on one of them.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use inlock_volume::{bytes_of_text, text_of_bytes};
+use inlock_volume::{Printable, bytes_of_text, text_of_bytes};
 use serde::{Deserialize, Deserializer, Serializer};
 
 /// Returns a path as text, without a loss.
 pub(crate) fn text_of(path: &Path) -> Cow<'_, str> {
     text_of_bytes(path.as_os_str().as_bytes())
+}
+
+/// Returns a path as one line of output has it.
+pub(crate) fn shown(path: &Path) -> String {
+    Printable::new(&text_of(path)).to_string()
 }
 
 /// Returns the path of a text of [`text_of`].

@@ -139,6 +139,11 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "not a number".to_owned())
 }
 
+/// Parses the length of a log: at least some lines, so that every file has the newest one.
+pub(crate) fn log_limit(text: &str) -> Result<u64, String> {
+    size(text).and_then(|size| if size < 4096 { Err("less than 4096 bytes".to_owned()) } else { Ok(size) })
+}
+
 /// Parses a size in bytes with an optional unit.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();

@@ -7,6 +7,7 @@ use harness::{Dir, FAST, call_with, inlock, run};
 use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::Duration;
@@ -242,4 +243,36 @@ fn key_in_arguments_of_background_process_is_refused() {
         assert!(arguments.contains(&table) && !arguments.contains(key));
         runs.call(&["close", "data"]).works();
     }
+}
+
+/// A log is bounded, and has the newest lines: a server that goes away and comes back makes one each time.
+#[test]
+fn log_of_background_server_is_bounded_and_keeps_the_newest_lines() {
+    let (dir, runs) = (Dir::new(), Run::new());
+    let image = dir.image("image", 4);
+    // A name that is long makes lines that are long.
+    let export = "e".repeat(1000);
+    let serve = || Named::start(&runs, "below", &["--type", "raw", "--export-name", &export, &image]);
+    let mut below = serve();
+    let uri = format!("nbd+unix:///{export}?socket={}", below.socket);
+    let address = format!("unix:{}", runs.socket("nbd"));
+    let words = ["--type", "raw", "--log-limit", "4096", "--nbd", &address, &uri];
+    background(&runs, "data", b"", &words);
+    let len = |file: &str| std::fs::metadata(runs.path(file)).map_or(0, |found| found.len());
+    let read = |file: &str| std::fs::read_to_string(runs.path(file)).unwrap_or_default();
+    let ends_with = |event: &'static str| eventually(event, || read("data.log"), |log| log.ends_with(event));
+    for round in 0..4 {
+        below.kill();
+        ends_with("; connecting again\n");
+        below = serve();
+        ends_with(": connected again\n");
+        assert!(len("data.log") <= 4096 && len("data.log.1") <= 4096, "{round}");
+    }
+    // The last line of one is followed by the first one of the other.
+    let kept = read("data.log.1") + &read("data.log");
+    assert!(!read("data.log.1").is_empty() && kept.lines().count() > 3, "{kept}");
+    let mode = std::fs::metadata(runs.path("data.log")).unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    runs.call(&["close", "data"]).works();
+    drop(below);
 }

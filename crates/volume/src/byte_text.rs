@@ -58,15 +58,6 @@ pub fn bytes_of_text(text: &str) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// Returns a text with its bytes that are not UTF-8 escaped, and everything else as it is.
-pub fn escape_bytes(text: &str) -> Cow<'_, str> {
-    if !has_bytes(text) {
-        return Cow::Borrowed(text);
-    }
-    let escape = |c: char| byte_of(c).map_or_else(|| c.to_string(), |byte| format!("\\udc{byte:02x}"));
-    Cow::Owned(text.chars().map(escape).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -65,7 +65,7 @@ mod volume;
 mod zones;
 
 pub use authenticated::AuthenticatedSegment;
-pub use byte_text::{bytes_of_text, escape_bytes, text_of_bytes};
+pub use byte_text::{bytes_of_text, text_of_bytes};
 pub use convert::{Conversion, ConvertError, ForeignMetadata};
 pub use edit::{EditError, KeyslotStatus, NewKeyslot, Priority};
 pub use error::{

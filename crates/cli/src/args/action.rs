@@ -290,8 +290,17 @@ pub(crate) const THREAD_FLAGS: &[&str] = &[
     "perf-high_priority",
 ];
 /// Attaching a volume.
-pub(crate) const ATTACH: &[&str] =
-    &["via", "read-only", "allow-discards", "launched", "threads", "metrics", "engine", "engine-threshold"];
+pub(crate) const ATTACH: &[&str] = &[
+    "via",
+    "read-only",
+    "allow-discards",
+    "launched",
+    "threads",
+    "metrics",
+    "log-limit",
+    "engine",
+    "engine-threshold",
+];
 
 #[cfg(test)]
 mod tests {

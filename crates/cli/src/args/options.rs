@@ -528,6 +528,9 @@ pub(crate) struct Options {
     /// Serve the volumes of a TOML file, each under its name; file with the keys of a volume to add
     #[arg(long, value_name = "FILE", help_heading = "Serving")]
     pub config: Option<PathBuf>,
+    /// Use a configuration and its key-command also if other users can replace them
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub allow_untrusted_config: bool,
     /// Socket for `inlock control`, with --config
     #[arg(long, value_name = "PATH", help_heading = "Serving")]
     pub control: Option<PathBuf>,
@@ -552,6 +555,9 @@ pub(crate) struct Options {
     /// Serve OpenMetrics on unix:PATH or tcp:HOST:PORT (TCP: to all users of this machine)
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen_argument(), help_heading = "Control")]
     pub metrics: Option<Listen>,
+    /// Length at which a background process begins a new log, and keeps the last one (default: 1M)
+    #[arg(long, value_name = "BYTES", value_parser = values::log_limit, help_heading = "Serving")]
+    pub log_limit: Option<u64>,
     /// Serve in the background, and return when clients can connect (needs --name)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub background: bool,

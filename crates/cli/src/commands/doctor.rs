@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use inlock_volume::{
-    FoundHeader, HeaderBackup, HeaderDevice, HeaderLocation, KdfLimits, KeyslotState, LoadError, LoadWarning,
-    Printable, Repair, RepairPlan, SignatureKind, UnlockError, Volume, WindowDevice, find_headers, find_signatures,
+    FoundHeader, HeaderBackup, HeaderDevice, HeaderLocation, KdfLimits, KeyslotState, LoadError, LoadWarning, Repair,
+    RepairPlan, SignatureKind, UnlockError, Volume, WindowDevice, find_headers, find_signatures,
 };
 use serde::Serialize;
 
@@ -146,7 +146,7 @@ fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if args.json {
         print(format_args!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
-        print(Printable::with_layout(&text_of(&report)))?;
+        print(text_of(&report))?;
     }
     Ok(report.health as u8)
 }
@@ -459,7 +459,7 @@ fn text_of(report: &Report) -> String {
 }
 
 fn write_text(report: &Report, out: &mut String) -> std::fmt::Result {
-    writeln!(out, "Device:   {} ({} bytes)", path_text::text_of(&report.device), report.length)?;
+    writeln!(out, "Device:   {} ({} bytes)", path_text::shown(&report.device), report.length)?;
     let health = match report.health {
         Health::Healthy => "healthy",
         Health::Damaged => "damaged, but opens",
@@ -512,7 +512,7 @@ fn write_text(report: &Report, out: &mut String) -> std::fmt::Result {
 /// Returns a path as a word for a shell.
 fn quoted(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
-    let Ok(text) = std::str::from_utf8(bytes) else {
+    let Some(text) = path.to_str().filter(|text| path_text::shown(path) == *text) else {
         let escaped: String = bytes.iter().flat_map(|byte| std::ascii::escape_default(*byte)).map(char::from).collect();
         return format!("$'{escaped}'");
     };

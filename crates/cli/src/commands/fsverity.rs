@@ -10,6 +10,7 @@ use inlock_verity::{FileDigest, FileParameters, digest_file};
 use crate::args::action::{Action, Arguments, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
+use crate::path_text;
 use crate::ui::print::print;
 use crate::volume::output::{self, Existing};
 use crate::volume::verity::{hex, unhex};
@@ -111,7 +112,7 @@ fn digest(
         if compact {
             print(format_args!("{digits}\n"))?;
         } else {
-            print(format_args!("{}:{digits} {}\n", parameters.hash.name(), file.display()))?;
+            print(format_args!("{}:{digits} {}\n", parameters.hash.name(), path_text::shown(file)))?;
         }
     }
     Ok(())

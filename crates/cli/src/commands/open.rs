@@ -36,6 +36,7 @@ use crate::control::served::{self, ControlHooks, ServedVolume};
 use crate::control::server::Control;
 use crate::error::{CliError, Status};
 use crate::system::signals::{self, Caught};
+use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::{print, print_stderr, report, warn};
 use crate::values::Listen;
 use crate::volume::engine::EngineArgs;
@@ -100,6 +101,8 @@ pub(super) struct OpenArgs {
     metrics: Option<Listen>,
     /// `--persistent`
     persistent: bool,
+    /// Length of the log in bytes.
+    log_limit: u64,
 }
 
 impl OpenArgs {
@@ -120,6 +123,7 @@ impl OpenArgs {
             source,
             name,
             method,
+            log_limit: options.log_limit.unwrap_or(log_file::DEFAULT_LIMIT),
             run_mode: match (options.launched, options.foreground) {
                 (true, _) => RunMode::BackgroundChild,
                 (false, true) => RunMode::Foreground,
@@ -215,7 +219,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     linked.keep();
     let _ = print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {
-        launcher.ready(&control.log())?;
+        launcher.ready(LogFile::new(control.log(), args.log_limit))?;
     }
     if args.persistent && args.run_mode == RunMode::Foreground {
         persistent::store(&args.name)?;

@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::many::control;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;
-use crate::ui::print::print;
+use crate::ui::print::{print, print_controls};
 
 pub(crate) const ACTION: Action = Action {
     name: "top",
@@ -352,7 +352,7 @@ fn draw(rows: &[Row]) -> anyhow::Result<()> {
         frame.extend(line.chars().take(width));
         frame += "\x1b[K\n";
     }
-    print(frame + "\x1b[J")
+    print_controls(&(frame + "\x1b[J"))
 }
 
 /// The alternate screen of the terminal, without echo and line buffering, until dropped.
@@ -368,7 +368,7 @@ impl<'a> Screen<'a> {
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
         tcsetattr(input, OptionalActions::Now, &keys)?;
         let screen = Self { input, before };
-        print("\x1b[?1049h\x1b[?25l\x1b[2J")?;
+        print_controls("\x1b[?1049h\x1b[?25l\x1b[2J")?;
         Ok(screen)
     }
 }

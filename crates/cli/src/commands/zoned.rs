@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::args::action::{Action, Prepared};
 use crate::args::options::Options;
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::print::print;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::lock::{self, Mode};
@@ -142,7 +143,7 @@ fn report(path: &Path, json: bool) -> anyhow::Result<()> {
     if json {
         let zones: Vec<Value> = zones.iter().map(zone_value).collect();
         let value = json!({
-            "source": path, "kind": kind, "zone_length": limits.zone_len, "zone_count": limits.zones,
+            "source": path_text::text_of(path), "kind": kind, "zone_length": limits.zone_len, "zone_count": limits.zones,
             "max_open": limits.max_open, "max_active": limits.max_active,
             "write_granularity": limits.write_granularity, "zones": zones,
         });

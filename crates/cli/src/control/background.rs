@@ -7,13 +7,11 @@
 //! its status.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
@@ -24,6 +22,7 @@ use sd_notify::NotifyState;
 
 use crate::error::{CliError, Status};
 use crate::system::{pipe, socket};
+use crate::ui::log_file::LogFile;
 use crate::ui::print::warn;
 use crate::volume::keyring::LinkedKeys;
 use crate::volume::open::{KeyProvider, ask_key};
@@ -153,17 +152,13 @@ impl Launcher {
     }
 
     /// Reports to the parent, and leaves its terminal, session and directory. Later messages go to `log`.
-    pub(crate) fn ready(self, log: &Path) -> anyhow::Result<()> {
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-        let log = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(log);
-        let log = log.context("cannot write the log")?;
+    pub(crate) fn ready(self, log: LogFile) -> anyhow::Result<()> {
         let null = File::open("/dev/null").context("cannot open /dev/null")?;
         // It fails for a process group leader, which a service manager has started without a terminal.
         let _ = rustix::process::setsid();
         rustix::process::chdir("/").context("cannot change to /")?;
         rustix::stdio::dup2_stdin(null.as_fd())?;
-        rustix::stdio::dup2_stdout(log.as_fd())?;
-        rustix::stdio::dup2_stderr(log.as_fd())?;
+        log.redirect().context("cannot write the log")?;
         (&self.socket).write_all(&[READY]).map_err(|_| gone())
     }
 }

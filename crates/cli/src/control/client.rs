@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use inlock_frontend::connect;
+use inlock_volume::Printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Map, Value, json};
@@ -177,7 +178,7 @@ pub(crate) fn exchange(
     pipe: Option<&OwnedFd>,
     (timeout, max_len): (Duration, usize),
 ) -> io::Result<Vec<u8>> {
-    let mut line = request.to_string().into_bytes();
+    let mut line = Printable::json(&request.to_string()).to_string().into_bytes();
     line.push(b'\n');
     socket.set_write_timeout(Some(QUERY_TIMEOUT))?;
     socket::send(socket, &line, pipe)?;

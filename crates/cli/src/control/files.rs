@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use inlock_volume::Printable;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::info::RuntimeInfo;
@@ -16,6 +17,7 @@ use super::name::Name;
 use super::state_file::{self, SET_ASIDE, StateFile, Unusable};
 use crate::error::{CliError, Status};
 use crate::system::run_dir::run_dir;
+use crate::ui::log_file::LogFile;
 use crate::volume::key_check::KeyCheck;
 use crate::volume::lock;
 
@@ -146,7 +148,8 @@ impl Files {
             let new = self.new_name();
             let _ = std::fs::remove_file(self.dir.join(&new));
             let mut file = tempfile::Builder::new().rand_bytes(0).prefix(&new).tempfile_in(&self.dir)?;
-            file.write_all(&state_file::text(&info, &self.volume())?)?;
+            let text = state_file::text(&info, &self.volume())?;
+            write!(file, "{}", Printable::json(&text))?;
             // Otherwise it may be empty after a power cut, if the directory is not on tmpfs.
             file.as_file().sync_all()?;
             file.persist(&path)?;
@@ -171,6 +174,7 @@ impl Files {
         let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
         if log == Log::Always || log == Log::IfEmpty && is_empty() {
             let _ = std::fs::remove_file(self.log());
+            let _ = std::fs::remove_file(LogFile::older(&self.log()));
         }
     }
 }

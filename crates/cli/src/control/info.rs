@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use inlock_engine::stats::Snapshot;
 use inlock_engine::{CryptMapping, Device};
+use inlock_volume::Printable;
 use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
@@ -251,14 +252,14 @@ impl fmt::Display for VolumeStatus {
         if let Some(verity) = &self.verity {
             verity.write_parameters(f)?;
         }
-        writeln!(f, "  device:  {}", path_text::text_of(&info.device))?;
+        writeln!(f, "  device:  {}", path_text::shown(&info.device))?;
         if let Some(header) = &info.header {
             let what = match (&self.verity, &self.integrity) {
                 (Some(_), _) => "hash device",
                 (None, Some(_)) if crypt.is_none() => "metadata device",
                 _ => "header",
             };
-            writeln!(f, "  {what}:  {}", path_text::text_of(header))?;
+            writeln!(f, "  {what}:  {}", path_text::shown(header))?;
         }
         if let Some(integrity) = &self.integrity {
             integrity.write_layout(f, crypt.is_none())?;
@@ -314,7 +315,7 @@ impl VolumeStatus {
     /// Writes the lines that cryptsetup does not have.
     fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (info, counters) = (&self.info, &self.counters);
-        writeln!(f, "  served:  {}", format!("{} {}", info.via, info.endpoint()).trim_end())?;
+        writeln!(f, "  served:  {}", Printable::new(format!("{} {}", info.via, info.endpoint()).trim_end()))?;
         writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
         info.metrics.iter().try_for_each(|metrics| writeln!(f, "  metrics: {metrics}"))?;
         if info.zero_holes {

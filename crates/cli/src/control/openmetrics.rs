@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use inlock_engine::stats::Snapshot;
+use inlock_volume::Printable;
 
 use super::engine::EngineCounters;
 use super::info::VolumeStatus;
@@ -258,6 +259,7 @@ pub(crate) fn seconds(ns: u64) -> String {
 }
 
 fn quoted(value: &str) -> String {
+    let value = Printable::with_layout(value).to_string();
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

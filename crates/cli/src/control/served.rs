@@ -10,6 +10,7 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device, TargetError};
 use inlock_verity::VerityStore;
+use inlock_volume::Printable;
 use inlock_volume::table::CryptOptions;
 use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
@@ -393,7 +394,7 @@ pub(crate) fn line(reply: &Reply) -> Vec<u8> {
             json!({"ok": false, "error": message_of(error), "hint": hint_of(error), "exit": status})
         }
     };
-    let mut line = object.to_string().into_bytes();
+    let mut line = Printable::json(&object.to_string()).to_string().into_bytes();
     line.push(b'\n');
     line
 }

@@ -179,7 +179,7 @@ impl Unusable {
 }
 
 /// Returns the text of a state file. `file`: the path of a volume that is attached as a file.
-pub(super) fn text(info: &RuntimeInfo, file: &Path) -> serde_json::Result<Vec<u8>> {
+pub(super) fn text(info: &RuntimeInfo, file: &Path) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Written<'a> {
         version: u32,
@@ -190,7 +190,7 @@ pub(super) fn text(info: &RuntimeInfo, file: &Path) -> serde_json::Result<Vec<u8
     }
     let method = AttachMethod::from_name(&info.via);
     let has_file = matches!(method, Some(AttachMethod::Fuse | AttachMethod::Loop));
-    serde_json::to_vec_pretty(&Written { version: VERSION, mounted_over: has_file.then(|| file.to_owned()), info })
+    serde_json::to_string_pretty(&Written { version: VERSION, mounted_over: has_file.then(|| file.to_owned()), info })
 }
 
 #[cfg(test)]
@@ -218,7 +218,7 @@ mod tests {
             [("loop", json!("/run/data.volume")), ("fuse", json!("/run/data.volume")), ("nbd", Value::Null)]
         {
             let written: Value =
-                serde_json::from_slice(&text(&info(via), Path::new("/run/data.volume")).unwrap()).unwrap();
+                serde_json::from_str(&text(&info(via), Path::new("/run/data.volume")).unwrap()).unwrap();
             let frozen = ["version", "name", "pid", "via", "device", "node", "device_cookie", "mounted_over"];
             let found = frozen.map(|field| written[field].clone());
             let values = json!([1, "data", 7, via, "/dev/sdx", "/dev/node", u32::MAX, file]);

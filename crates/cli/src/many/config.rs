@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,7 +23,8 @@ use crate::args::action::{HOLES, PLAIN, POLICY, SEALED};
 use crate::args::options::Options;
 use crate::args::parse::explain;
 use crate::args::source::{check_threads, engine_of, source_args};
-use crate::error::{CliError, cannot_open, message_of};
+use crate::error::{CliError, message_of};
+use crate::system::trusted;
 use crate::values;
 use crate::volume::engine::EngineArgs;
 use crate::volume::source::{SourceArgs, VolumeType};
@@ -146,7 +146,7 @@ pub(crate) type VolumeConfigs = BTreeMap<String, VolumeConfig>;
 /// Reads a file. `added`: volumes that were added at run time.
 pub(crate) fn read(path: &Path, added: &VolumeConfigs) -> anyhow::Result<Config> {
     let mut text = String::new();
-    let file = File::open(path).map_err(cannot_open(path, false))?;
+    let file = trusted::open_config(path)?;
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > MAX_LEN {
         let message = format!("File {} has more than {MAX_LEN} bytes.", path.display());

@@ -8,3 +8,4 @@ pub(crate) mod pipe;
 pub(crate) mod run_dir;
 pub(crate) mod signals;
 pub(crate) mod socket;
+pub(crate) mod trusted;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use inlock_volume::Printable;
+
 /// Rows of cells, in columns as wide as their widest cell.
 pub(crate) struct Columns {
     lines: Vec<Vec<String>>,
@@ -12,8 +14,9 @@ impl Columns {
         Self { lines: vec![headings.iter().map(|heading| (*heading).to_owned()).collect()] }
     }
 
-    /// Adds a row; missing cells at its end are shown as `-`.
-    pub(crate) fn row(&mut self, mut cells: Vec<String>) {
+    /// Adds a row, escaped; missing cells at its end are shown as `-`.
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
+        let mut cells: Vec<String> = cells.iter().map(|cell| Printable::new(cell).to_string()).collect();
         cells.resize(self.lines[0].len(), "-".to_owned());
         self.lines.push(cells);
     }
@@ -39,7 +42,7 @@ mod tests {
     fn column_is_as_wide_as_widest_cell() {
         let mut columns = Columns::new(&["A", "LONG", "C"]);
         columns.row(vec!["wide".to_owned(), "x".to_owned(), "y".to_owned()]);
-        columns.row(vec!["z".to_owned()]);
-        assert_eq!(columns.to_string(), "A     LONG  C\nwide  x     y\nz     -     -\n");
+        columns.row(vec!["z\n".to_owned()]);
+        assert_eq!(columns.to_string(), "A        LONG  C\nwide     x     y\nz\\u000a  -     -\n");
     }
 }

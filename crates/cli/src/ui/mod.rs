@@ -2,6 +2,7 @@
 
 pub(crate) mod columns;
 pub(crate) mod log;
+pub(crate) mod log_file;
 pub(crate) mod print;
 pub(crate) mod progress;
 pub(crate) mod terminal;

@@ -1,14 +1,18 @@
 //! Output of the command: results on standard output; errors, hints and warnings on standard error.
+//!
+//! Paths, names and texts of headers, programs and servers are in all of it, so all of it passes through [`Printable`]
+//! here: an escape sequence in a path must not reach the terminal.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
-use inlock_volume::{Printable, escape_bytes};
+use inlock_volume::Printable;
 
+use super::log_file;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 
-/// Prints a result to standard output. Bytes that are not UTF-8 are escaped as JSON strings have it.
+/// Prints a result to standard output, with escapes as JSON strings have them.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
     let mut out = Escaping { out: io::stdout().lock(), result: Ok(()) };
     // Fails only as `out.result` says.
@@ -27,7 +31,7 @@ struct Escaping<W> {
 
 impl<W: Write> fmt::Write for Escaping<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.result = self.out.write_all(escape_bytes(text).as_bytes());
+        self.result = write!(self.out, "{}", Printable::with_layout(text));
         if self.result.is_ok() { Ok(()) } else { Err(fmt::Error) }
     }
 }
@@ -86,15 +90,32 @@ pub(crate) fn print_debug_json(json: &str) {
 /// Prints a detail, with `--verbose` only. Errors are ignored.
 pub(crate) fn print_verbose(line: impl Display) {
     match VERBOSE.get() {
-        Some(Details::Stdout) => drop(print(format_args!("{}\n", Printable::with_layout(&line.to_string())))),
+        Some(Details::Stdout) => drop(print(format_args!("{}\n", Printable::new(&line.to_string())))),
         Some(Details::Stderr) => print_stderr(line),
         None => {}
     }
 }
 
-/// Prints a line to standard error, without characters that control a terminal. Errors are ignored.
+/// Prints one line to standard error. Errors are ignored.
 pub(crate) fn print_stderr(line: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{}", Printable::with_layout(&line.to_string()));
+    print_stderr_text(Printable::new(&line.to_string()), "\n");
+}
+
+/// Prints lines or a part of one to standard error, in one write, so that lines of several processes do not mix. Errors
+/// are ignored.
+pub(crate) fn print_stderr_text(text: impl Display, end: &str) {
+    let text = format!("{text}{end}");
+    let text = Printable::with_layout(&text).to_string();
+    let mut err = io::stderr().lock();
+    if log_file::make_room(text.len()) {
+        let _ = err.write_all(text.as_bytes());
+    }
+}
+
+/// Prints what is to control the terminal, and text that is escaped already.
+pub(crate) fn print_controls(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
 }
 
 /// Prints a warning to standard error.

@@ -1,13 +1,13 @@
 //! Progress of a long copy: a bar on a terminal, lines in cryptsetup's form, or lines of JSON.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::path_text;
-use crate::ui::print::print_stderr;
+use crate::ui::print::{print, print_stderr};
 
 /// Form of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Progress {
                     print_stderr(line);
                 } else {
                     // The copy continues if the reader has closed the pipe.
-                    let _ = writeln!(std::io::stdout().lock(), "{line}");
+                    let _ = print(format_args!("{line}\n"));
                 }
             }
             Show::Lines(_) => print_stderr(text_line(self.done, self.total, elapsed, last)),

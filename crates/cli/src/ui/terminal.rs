@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use inlock_volume::Printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
@@ -16,7 +17,7 @@ use zeroize::Zeroizing;
 
 use crate::error::CliError;
 use crate::system::signals::{self, Caught};
-use crate::ui::print::print_stderr;
+use crate::ui::print::{print_stderr, print_stderr_text};
 
 /// Maximum length of a typed passphrase, in bytes.
 const PASSPHRASE_MAX: usize = 512;
@@ -49,7 +50,7 @@ fn ask(
     let caught = signals::catch()?;
     loop {
         let quiet = EchoOff::set(input)?;
-        write!(output, "{prompt}")?;
+        write!(output, "{}", Printable::new(prompt))?;
         output.flush()?;
         let line = read_line(input, &caught, deadline);
         drop(quiet);
@@ -149,8 +150,8 @@ impl Drop for EchoOff<'_> {
 
 /// Asks for confirmation: only `YES` in capital letters confirms. Otherwise fails with `aborted`.
 pub(crate) fn confirm(warning: &str, aborted: CliError) -> anyhow::Result<()> {
-    print_stderr(format_args!("\nWARNING!\n========\n{warning}\n"));
-    eprint_flush("Are you sure? (Type 'yes' in capital letters): ");
+    print_stderr_text(format_args!("\nWARNING!\n========\n{warning}\n"), "\n");
+    print_stderr_text("Are you sure? (Type 'yes' in capital letters): ", "");
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     // After end of file the cursor is on the line of the question.
@@ -166,9 +167,4 @@ pub(crate) fn confirm_change(batch: bool, warning: &str, aborted: &'static str) 
         true => Ok(()),
         false => confirm(warning, CliError::Declined(aborted)),
     }
-}
-
-fn eprint_flush(text: &str) {
-    let mut err = io::stderr().lock();
-    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }

@@ -19,6 +19,7 @@ use super::backing;
 use super::device::{Device, Medium};
 use super::lock::{self, DeviceLock, Mode};
 use crate::error::{CliError, Status, cannot_open};
+use crate::path_text;
 use crate::system::durable;
 use crate::system::signals::{self, Cleanup};
 use crate::ui::print::print_stderr;
@@ -338,7 +339,7 @@ fn confirm(path: &Path, found: &Metadata, existing: Existing) -> anyhow::Result<
         return Ok(());
     }
     if terminal::stdin_is_terminal() {
-        let warning = format!("This will overwrite data on {} irrevocably.", path.display());
+        let warning = format!("This will overwrite data on {} irrevocably.", path_text::shown(path));
         return terminal::confirm(&warning, CliError::NotConfirmed);
     }
     if is_block {

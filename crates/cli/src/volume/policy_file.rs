@@ -15,6 +15,8 @@ use inlock_volume::{Hash, HeaderDigest, HeaderPolicy, KdfKind, KdfRule};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::{CliError, cannot_open};
+use crate::system::trusted::{self, Groups, Untrusted};
+use crate::ui::print::warn;
 use crate::values::AnyCipher;
 
 /// Maximum length of a file in bytes.
@@ -157,6 +159,11 @@ impl<'de> Deserialize<'de> for SectorSize {
 pub(crate) fn read(path: &Path) -> anyhow::Result<HeaderPolicy> {
     let mut text = String::new();
     let file = File::open(path).map_err(cannot_open(path, false))?;
+    if let Err(reason @ (Untrusted::OtherOwner { .. } | Untrusted::Writable { .. })) =
+        trusted::check(path, Groups::Private)
+    {
+        warn(format_args!("policy {} protects little, because {reason}", path.display()));
+    }
     let cannot_read = || format!("cannot read policy {}", path.display());
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(cannot_read)?;
     if text.len() as u64 > MAX_LEN {

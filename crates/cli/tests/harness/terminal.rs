@@ -6,12 +6,16 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 /// Runs `inlock` and a dialogue: after each text, what is typed. `None`: there is no Python.
-pub(crate) fn talk(steps: &[(&str, &str)], words: &[&str]) -> Option<Value> {
+pub(crate) fn talk(steps: &[(&str, &str)], words: &[impl AsRef<OsStr>]) -> Option<Value> {
     talk_to(env!("CARGO_BIN_EXE_inlock"), steps, words)
 }
 
 /// Runs a program and a dialogue. `None`: there is no Python.
-pub(crate) fn talk_to(program: impl AsRef<OsStr>, steps: &[(&str, &str)], words: &[&str]) -> Option<Value> {
+pub(crate) fn talk_to(
+    program: impl AsRef<OsStr>,
+    steps: &[(&str, &str)],
+    words: &[impl AsRef<OsStr>],
+) -> Option<Value> {
     if !have("python3") {
         return None;
     }

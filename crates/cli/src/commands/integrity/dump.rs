@@ -48,7 +48,7 @@ pub(super) fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
     }
     let mut text = String::new();
     let data_sectors = superblock.provided_data_sectors;
-    writeln!(text, "INTEGRITY header information for {}.", path.display())?;
+    writeln!(text, "INTEGRITY header information for {}.", path_text::shown(path))?;
     writeln!(text, "version: {}", superblock.version)?;
     writeln!(text, "tag size: {} [bytes]", superblock.tag_size)?;
     writeln!(text, "sector size: {} [bytes]", superblock.block_len())?;

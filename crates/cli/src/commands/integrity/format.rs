@@ -11,6 +11,7 @@ use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::print::warn;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
@@ -90,7 +91,7 @@ impl FormatArgs {
         if !self.batch && terminal::stdin_is_terminal() {
             for device in both() {
                 let shown = backing::shown(&device.path);
-                let text = format!("This will overwrite data on {} irrevocably.", shown.display());
+                let text = format!("This will overwrite data on {} irrevocably.", path_text::shown(&shown));
                 terminal::confirm(&text, CliError::NotConfirmed)?;
             }
         }

@@ -7,6 +7,7 @@ use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::args::source::volume_type_of;
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
 use crate::volume::header::{cannot_load_from, ignores_signatures, load_volume};
@@ -71,7 +72,7 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     if conversion.may_lose_keyslot() && args.backup.is_none() {
         warn("all keyslots are in use: a power cut may lose one of them; make a backup with --header-backup-file");
     }
-    let warning = format!("This operation will convert {} to LUKS{} format.\n", path.display(), args.version);
+    let warning = format!("This operation will convert {} to LUKS{} format.\n", path_text::shown(path), args.version);
     confirm_change(args.batch, &warning, "Operation aborted, device was NOT converted.")?;
     if let Some(file) = &args.backup {
         let backup = HeaderBackup::of_device(&access.header).map_err(header_file::cannot_back_up(path))?;

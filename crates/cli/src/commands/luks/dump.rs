@@ -1,7 +1,5 @@
 //! `luksDump`: prints the header, LUKS2's metadata as stored, or a key.
 
-use inlock_volume::Printable;
-
 use super::dump_key::DumpKeyArgs;
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
@@ -68,7 +66,7 @@ fn run(args: &HeaderArgs, json: bool) -> anyhow::Result<()> {
                 "use `inlock luksDump` without --dump-json-metadata",
             )
         })?;
-        return print(format_args!("{}\n", Printable::with_layout(metadata.trim_end_matches('\n'))));
+        return print(format_args!("{}\n", metadata.trim_end_matches('\n')));
     }
     let device = header.device.path.display().to_string();
     let text = header.volume.dump(&device).to_string();

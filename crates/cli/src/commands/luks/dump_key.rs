@@ -10,6 +10,7 @@ use inlock_volume::{KeyslotStatus, Printable, Volume, VolumeKey};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
 use crate::volume::header::Header;
@@ -83,7 +84,7 @@ impl DumpKeyArgs {
         match &self.output {
             Some(path) => {
                 write_key(path, key)?;
-                writeln!(text, "Key stored to file {}.", path.display())?;
+                writeln!(text, "Key stored to file {}.", path_text::shown(path))?;
             }
             None => {
                 for (number, line) in key.as_bytes().chunks(16).enumerate() {

@@ -4,6 +4,7 @@ use inlock_volume::KeyslotStatus;
 
 use crate::args::action::{Action, Alias, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
+use crate::path_text;
 use crate::ui::print::print_verbose;
 use crate::ui::terminal::confirm_change;
 use crate::volume::edit::{holds_volume_key, keyslots};
@@ -26,7 +27,7 @@ fn run(at: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(at)?;
     let warning = format!(
         "This operation will erase all keyslots on device {}.\nDevice will become unusable after this operation.",
-        header.path().display()
+        path_text::shown(header.path())
     );
     confirm_change(batch, &warning, "Operation aborted, keyslots were NOT wiped.")?;
     let erased = header.edit(&[], |volume, device| {

@@ -19,6 +19,7 @@ use crate::args::keyslot::{KeyslotArgs, keyslot_args};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, key_args_or, key_len_of, policy_of, volume_type_of};
 use crate::error::{CliError, cannot_format};
+use crate::path_text;
 use crate::system::durable;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
@@ -288,7 +289,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     let replaced = header_to_replace(args, device)?;
     if interactive {
         terminal::confirm(
-            &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
+            &format!("This will overwrite data on {} irrevocably.", path_text::shown(&backing::shown(&device.path))),
             CliError::NotConfirmed,
         )?;
     }

@@ -7,6 +7,7 @@ use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 use super::header_backup::backup_file;
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::error::CliError;
+use crate::path_text;
 use crate::ui::terminal;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
@@ -43,7 +44,7 @@ fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
 
 /// Returns cryptsetup's warning.
 fn warning(path: &Path, backup: &HeaderBackup, replaced: Replaced) -> String {
-    let path = path.display();
+    let path = path_text::shown(path);
     let kind = if matches!(backup.volume(), Volume::Luks1(_)) { "LUKS" } else { "LUKS2" };
     let Replaced::Header { same_uuid, has_requirements } = replaced else {
         return format!(

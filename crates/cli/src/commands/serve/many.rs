@@ -21,6 +21,7 @@ use crate::error::CliError;
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
+use crate::system::trusted;
 use crate::ui::log::{self, log};
 use crate::ui::print::{lines_of, print};
 use crate::values::Listen;
@@ -43,8 +44,16 @@ pub(super) struct ManyArgs {
 
 /// Options that a server of many volumes reads, and options of the whole process. All others are refused, so that none
 /// is silently ignored.
-const OPTIONS: &[&str] =
-    &["config", "nbd", "control", "metrics", "insecure", "serialize-memory-hard-pbkdf", "disable-locks"];
+const OPTIONS: &[&str] = &[
+    "config",
+    "allow-untrusted-config",
+    "nbd",
+    "control",
+    "metrics",
+    "insecure",
+    "serialize-memory-hard-pbkdf",
+    "disable-locks",
+];
 
 fn not_allowed(what: &str, has_key: bool) -> anyhow::Error {
     let place = if has_key { ", which has it for each volume" } else { "" };
@@ -67,6 +76,9 @@ impl ManyArgs {
         let listen = options.nbd.clone();
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;
+        if options.allow_untrusted_config {
+            trusted::allow_untrusted_config();
+        }
         let (control, metrics) = (options.control.clone(), options.metrics.clone());
         Ok(Self { config, listen, control, metrics, insecure: options.insecure })
     }

@@ -43,6 +43,7 @@ use crate::control::server::Control;
 use crate::error::CliError;
 use crate::system::signals::{self, Caught};
 use crate::tls;
+use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
 use crate::values::{Listen, resolve};
 use crate::volume::engine::EngineArgs;
@@ -61,8 +62,9 @@ pub(crate) const ACTION: Action = Action {
             let args = many::ManyArgs::new(&options, arguments.path()?)?;
             return Ok(Prepared::with_status(move || many::run(&args)));
         }
-        if options.control.is_some() {
-            return Err(CliError::usage("Option --control needs --config."));
+        if options.control.is_some() || options.allow_untrusted_config {
+            let option = if options.control.is_some() { "control" } else { "allow-untrusted-config" };
+            return Err(CliError::usage(format!("Option --{option} needs --config.")));
         }
         let args = serve_args(options, arguments.path()?)?;
         Ok(Prepared::with_status(move || run(&args)))
@@ -73,13 +75,14 @@ pub(crate) const ACTION: Action = Action {
 const DESCRIPTORS_WITH_TLS: usize = 3;
 
 /// Options of a server of many volumes.
-const MANY: &[&str] = &["config", "control", "serialize-memory-hard-pbkdf"];
+const MANY: &[&str] = &["config", "allow-untrusted-config", "control", "serialize-memory-hard-pbkdf"];
 
 pub(super) const SERVE: &[&str] = &[
     "nbd",
     "export-name",
     "name",
     "metrics",
+    "log-limit",
     "background",
     "launched",
     "run",
@@ -118,6 +121,8 @@ pub(super) struct ServeArgs {
     busy_poll: BusyPoll,
     insecure: bool,
     tls: Option<TlsOptions>,
+    /// Length of the log in bytes.
+    log_limit: u64,
 }
 
 fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
@@ -152,6 +157,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
         listen: options.nbd,
         export_name,
         run_mode,
+        log_limit: options.log_limit.unwrap_or(log_file::DEFAULT_LIMIT),
         name: options.name,
         metrics: options.metrics,
         command: options.run,
@@ -285,7 +291,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
             // Clients can connect even if standard output is closed.
             let _ = print(format_args!("{uri}\n"));
             if let (Some(launcher), Some(control)) = (launcher, &control) {
-                launcher.ready(&control.log())?;
+                launcher.ready(LogFile::new(control.log(), args.log_limit))?;
             }
             background::notify_ready(&uri);
             wait_for_signal(&caught, &server).map(|()| 0)

@@ -64,7 +64,7 @@ pub(super) fn description(
     let parameters = layout.parameters();
     let uuid = superblock.map(|superblock| Uuid::from_bytes(superblock.uuid).hyphenated().to_string());
     let mut text = String::new();
-    writeln!(text, "VERITY header information for {}", path.display())?;
+    writeln!(text, "VERITY header information for {}", path_text::shown(path))?;
     writeln!(text, "UUID:            \t{}", uuid.unwrap_or_default())?;
     writeln!(text, "Hash type:       \t{}", parameters.hash_type.number())?;
     writeln!(text, "Data blocks:     \t{}", parameters.data_blocks)?;

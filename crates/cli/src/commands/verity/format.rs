@@ -16,6 +16,7 @@ use super::threads;
 use crate::args::options::Options;
 use crate::args::verity::{fec, given, hash_offset, refuse};
 use crate::error::{CliError, cannot_open};
+use crate::path_text;
 use crate::ui::print::print;
 use crate::ui::terminal;
 use crate::volume::device::{Device, OpenMode};
@@ -70,7 +71,7 @@ impl FormatArgs {
             && signatures::warn_of(hash, "DM_verity_hash")?
             && terminal::stdin_is_terminal()
         {
-            let text = format!("This will overwrite data on {} irrevocably.", hash.path.display());
+            let text = format!("This will overwrite data on {} irrevocably.", path_text::shown(&hash.path));
             terminal::confirm(&text, CliError::NotConfirmed)?;
         }
         Ok(())

@@ -9,33 +9,25 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::system::trusted::{self, Groups, Untrusted};
+
 /// Maximum length of the name of a helper.
 const MAX_NAME: usize = 64;
 
 /// A helper that must not be run.
 #[derive(Debug)]
 pub(super) enum HelperError {
-    Unreadable(PathBuf, io::Error),
     NotAFile(PathBuf),
     NotExecutable(PathBuf),
-    /// Another user owns it or one of its directories.
-    OtherOwner(PathBuf, u32),
-    /// Other users can write to it or replace it.
-    Writable(PathBuf),
+    Untrusted(Untrusted),
 }
 
 impl fmt::Display for HelperError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreadable(path, error) => write!(f, "cannot use helper {}: {error}", path.display()),
             Self::NotAFile(path) => write!(f, "helper {} is not a regular file", path.display()),
             Self::NotExecutable(path) => write!(f, "helper {} is not executable", path.display()),
-            Self::OtherOwner(path, owner) => {
-                write!(f, "its helper is not run, because {} belongs to user {owner}", path.display())
-            }
-            Self::Writable(path) => {
-                write!(f, "its helper is not run, because other users can write to {}", path.display())
-            }
+            Self::Untrusted(reason) => write!(f, "its helper is not run, because {reason}"),
         }
     }
 }
@@ -46,20 +38,14 @@ pub(super) fn find(dir: &Path, kind: &str) -> Result<Option<PathBuf>, HelperErro
         return Ok(None);
     }
     let path = dir.join(kind);
-    // Without symbolic links, whose targets could be replaced.
-    let path = match path.canonicalize() {
-        Ok(path) => path,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(HelperError::Unreadable(path, error)),
-    };
-    for part in path.ancestors() {
-        let metadata = part.symlink_metadata().map_err(|error| HelperError::Unreadable(part.to_owned(), error))?;
-        check(part, &metadata, rustix::process::geteuid().as_raw())?;
-        if part == path {
-            check_program(part, &metadata)?;
-        }
+    if path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
     }
-    Ok(Some(path))
+    trusted::check(&path, Groups::Nobody).map_err(HelperError::Untrusted)?;
+    let unreadable = |source| HelperError::Untrusted(Untrusted::Unreadable { path: path.clone(), source });
+    check_program(&path, &path.metadata().map_err(unreadable)?)?;
+    // Without links, so that a script finds what is beside it.
+    path.canonicalize().map(Some).map_err(unreadable)
 }
 
 /// Whether a type of token can be the name of a helper.
@@ -69,20 +55,6 @@ fn is_name(kind: &str) -> bool {
         && kind.as_bytes()[0].is_ascii_alphanumeric()
         && kind.bytes().all(is_allowed)
         && !kind.starts_with("luks2-")
-}
-
-fn check(path: &Path, metadata: &Metadata, user: u32) -> Result<(), HelperError> {
-    const STICKY: u32 = 0o1000;
-    const WRITABLE_BY_OTHERS: u32 = 0o022;
-    if ![0, user].contains(&metadata.uid()) {
-        return Err(HelperError::OtherOwner(path.to_owned(), metadata.uid()));
-    }
-    // In a directory such as /tmp other users cannot replace a file.
-    let is_protected = metadata.is_dir() && metadata.mode() & STICKY != 0;
-    if metadata.mode() & WRITABLE_BY_OTHERS != 0 && !is_protected {
-        return Err(HelperError::Writable(path.to_owned()));
-    }
-    Ok(())
 }
 
 fn check_program(path: &Path, metadata: &Metadata) -> Result<(), HelperError> {
@@ -164,16 +136,5 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(found().unwrap_err().contains("not a regular file"));
-    }
-
-    #[test]
-    fn helper_of_another_user_is_refused() {
-        let metadata = fs::metadata("/proc/self/status").unwrap();
-        let (path, owner) = (Path::new("x"), metadata.uid());
-        assert!(check(path, &metadata, owner).is_ok());
-        let dir = tempfile::tempdir().unwrap();
-        let metadata = dir.path().metadata().unwrap();
-        let other = check(path, &metadata, metadata.uid() + 1);
-        assert_eq!(other.is_ok(), metadata.uid() == 0, "only root and the user are trusted: {other:?}");
     }
 }
