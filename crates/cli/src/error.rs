@@ -504,16 +504,21 @@ pub(crate) fn cannot_edit(path: &Path) -> impl FnOnce(EditError) -> anyhow::Erro
 
 /// Returns an error and its causes as one line.
 pub(crate) fn message_of(error: &anyhow::Error) -> String {
-    // A message ends in a full stop, unless a cause follows.
     let mut chain = String::new();
+    let mut is_sentence = false;
     for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
         // The text of some errors includes their cause.
-        if chain.is_empty() {
-            chain = cause;
-        } else if !chain.ends_with(&cause) {
-            chain.truncate(chain.trim_end_matches('.').len());
-            chain = format!("{chain}: {cause}");
+        if !chain.is_empty() && chain.ends_with(&cause) {
+            continue;
         }
+        if !chain.is_empty() {
+            // A sentence ends in a full stop, unless a cause follows. Other text may end in a name with one.
+            let end = chain.strip_suffix('.').filter(|_| is_sentence).map_or(chain.len(), str::len);
+            chain.truncate(end);
+            chain.push_str(": ");
+        }
+        chain.push_str(&cause);
+        is_sentence = cause.starts_with(char::is_uppercase);
     }
     chain
 }
@@ -591,6 +596,19 @@ mod tests {
         assert_eq!(status_of(&permission().context(not_luks()).context("outer")), Status::Wrong);
         assert_eq!(status_of(&anyhow::Error::from(CliError::NoKey).context("outer")), Status::Permission);
         assert!(hint_of(&permission().context(not_luks()).context("outer")).is_some());
+    }
+
+    #[test]
+    fn name_with_full_stop_keeps_it_before_a_cause() {
+        for (first, wanted) in [
+            ("cannot read dir/a.", "cannot read dir/a.: cause"),
+            ("cannot read ..", "cannot read ..: cause"),
+            ("Failed to open key file a..", "Failed to open key file a.: cause"),
+            ("Failed.", "Failed: cause"),
+            ("Failed", "Failed: cause"),
+        ] {
+            assert_eq!(message_of(&anyhow!("cause").context(first)), wanted);
+        }
     }
 
     #[test]

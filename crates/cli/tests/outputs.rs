@@ -426,3 +426,118 @@ fn no_result_overwrites_its_input_or_a_long_file() {
         assert!(std::fs::metadata(&result).unwrap().len() < 4096);
     }
 }
+
+/// Runs `inlock` with `words` of a shell: redirections come last.
+fn in_shell(words: &str) -> harness::Ended {
+    let script = format!("exec {} {words}", env!("CARGO_BIN_EXE_inlock"));
+    run(Command::new("sh").args(["-c", &script]), b"")
+}
+
+#[test]
+fn output_starts_where_its_descriptor_is() {
+    let dir = Dir::new();
+    // A header of LUKS on the output is read, for its lock.
+    let headers = [noise(64 << 10), std::fs::read(dir.luks2("luks")).unwrap()];
+    let source = dir.file("source", &noise(8192));
+    for before in headers {
+        let check = |name: &str, at: usize, ended: harness::Ended| {
+            ended.works();
+            let mut wanted = before.clone();
+            wanted[at..at + 8192].copy_from_slice(&noise(8192));
+            assert!(std::fs::read(dir.path("output")).unwrap() == wanted, "{name}: other bytes, or another length");
+            dir.file("output", &before);
+        };
+        let output = dir.file("output", &before);
+        let export = format!("export --type raw {source}");
+        check("file", 0, in_shell(&format!("{export} - 1<>{output}")));
+        let skipped = format!("exec 1<>{output}; head -c 4096 <&1 >/dev/null; exec {} {export} -", inlock_path());
+        check("file at 4096", 4096, run(Command::new("bash").args(["-c", &skipped]), b""));
+        let device = || Loop::over(&output);
+        let Some(named) = device() else { continue };
+        let ended = in_shell(&format!("{export} {}", named.0));
+        drop(named);
+        check("device", 0, ended);
+        let Some(stdout) = device() else { continue };
+        let ended = in_shell(&format!("{export} - > {}", stdout.0));
+        drop(stdout);
+        check("device as standard output", 0, ended);
+        // All of a device, and a byte more than it has.
+        let whole = dir.file("whole", &noise(before.len()));
+        let Some(full) = device() else { continue };
+        in_shell(&format!("export --type raw {whole} {}", full.0)).works();
+        let longer = dir.file("longer", &noise(before.len() + 512));
+        let room = format!("{} has only {} bytes", full.0, before.len());
+        in_shell(&format!("export --type raw {longer} {}", full.0)).fails(1, &[&room]);
+        drop(full);
+        assert!(std::fs::read(&output).unwrap() == noise(before.len()));
+    }
+}
+
+fn inlock_path() -> &'static str {
+    env!("CARGO_BIN_EXE_inlock")
+}
+
+#[test]
+fn input_and_output_of_shell_are_not_the_image_itself() {
+    let dir = Dir::new();
+    let before = noise(1 << 20);
+    let image = dir.file("image", &before);
+    let device = Loop::over(&image);
+    let names: Vec<&String> = std::iter::once(&image).chain(device.iter().map(|device| &device.0)).collect();
+    for (one, other) in names.iter().flat_map(|one| names.iter().map(move |other| (one, other))) {
+        in_shell(&format!("import --type raw - {one} < {other}")).fails(1, &["The input file is the image itself."]);
+        for way in [">>", "1<>"] {
+            let ended = in_shell(&format!("export --type raw {one} - {way} {other}"));
+            ended.fails(1, &["The output file is the image itself."]);
+        }
+        assert!(std::fs::read(&image).unwrap() == before, "{one} {other}");
+    }
+    let other = dir.file("other", &before[..4096]);
+    in_shell(&format!("import --type raw - {image} < {other}")).works();
+}
+
+#[test]
+fn new_file_on_file_system_without_links_is_complete_or_missing() {
+    if !have("strace") {
+        return;
+    }
+    let dir = Dir::new();
+    let (image, secret) = (dir.luks2("image"), dir.file("secret", b"secret"));
+    let source = dir.file("source", &noise(8192));
+    let refused = |more: &str, words: &str| {
+        let mut command = Command::new("strace");
+        let calls = "trace=renameat2,linkat,link,rename,renameat";
+        command.args(["-f", "-q", "-e", calls, "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL"]);
+        command.args(["-e", "inject=linkat,link:error=EPERM"]);
+        command.args(more.split_terminator(' ')).arg(inlock_path()).args(words.split(' '));
+        run(&mut command, b"")
+    };
+    for (words, result) in [
+        (format!("export --type raw {source} "), "exported"),
+        (format!("luksHeaderBackup {image} --header-backup-file "), "backup"),
+        (format!("luksDump -q --dump-volume-key -d {secret} {image} --volume-key-file "), "key"),
+    ] {
+        let words = words + &dir.name(result);
+        // Nothing stays if it cannot be renamed, either.
+        refused("-e inject=rename,renameat:error=EIO", &words).fails(1, &["Input/output error"]);
+        assert!(!dir.path(result).exists(), "{words}");
+        assert_eq!(refused("", &words).code, 0, "{words}");
+        assert!(std::fs::metadata(dir.path(result)).unwrap().len() > 0, "{words}");
+        // It does not replace anything.
+        let before = std::fs::read(dir.path(result)).unwrap();
+        assert_ne!(refused("", &words).code, 0, "{words}");
+        assert!(std::fs::read(dir.path(result)).unwrap() == before, "{words}");
+        assert_eq!(left_over(&dir), [""; 0]);
+    }
+}
+
+#[test]
+fn error_names_the_output_and_not_its_temporary_name() {
+    let dir = Dir::new();
+    let source = dir.file("source", &noise(8192));
+    for name in ["none/out", "none/out."] {
+        let ended = call(["export", "--type", "raw", &source, &dir.name(name)]);
+        ended.fails(1, &[&format!("cannot write {}: No such file or directory\n", dir.name(name))]);
+        assert!(!ended.err.contains("incomplete"), "{ended:?}");
+    }
+}

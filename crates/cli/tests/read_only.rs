@@ -74,3 +74,38 @@ fn attached_volume_on_read_only_device_is_read_only() {
     let status: serde_json::Value = serde_json::from_str(status.works().text()).unwrap();
     assert_eq!(status["read_only"], true);
 }
+
+#[test]
+fn no_command_changes_a_header_on_read_only_device() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let (secret, other, backup) = (dir.file("secret", b"secret"), dir.file("other", b"other"), dir.name("backup"));
+    call(["luksHeaderBackup", &image, "--header-backup-file", &backup]).works();
+    let before = std::fs::read(&image).unwrap();
+    let Some(device) = Loop::with(&image, &["--read-only"]) else { return };
+    let at = &device.0;
+    let data = dir.image("data", 4);
+    let said = format!("inlock: Cannot write to device {at}, permission denied.\nhint: make it writable, or work");
+    for words in [
+        format!("luksAddKey -q -d {secret} {at} {other}"),
+        format!("luksChangeKey -q -d {secret} {at} {other}"),
+        format!("luksRemoveKey -q {at} {secret}"),
+        format!("luksKillSlot -q -d {secret} {at} 0"),
+        format!("luksConvertKey -q -d {secret} --pbkdf pbkdf2 {at}"),
+        format!("luksUUID -q --uuid 0bf1a1b5-1dd4-4f2a-8b3f-0e2bbf4e4c11 {at}"),
+        format!("config --label x {at}"),
+        format!("token add --key-description x {at}"),
+        format!("convert -q --type luks1 {at}"),
+        format!("erase -q {at}"),
+        format!("luksHeaderRestore -q {at} --header-backup-file {backup}"),
+        format!("luksFormat -q {at} {secret}"),
+        format!("luksFormat -q --header {at} {data} {secret}"),
+        format!("integrity format -q {at}"),
+        format!("verity format {data} {at}"),
+    ] {
+        call(words.split(' ')).fails(1, &[&said]);
+    }
+    // Nothing is to be repaired.
+    call(["repair", "-q", at]).works();
+    assert!(std::fs::read(&image).unwrap() == before);
+}

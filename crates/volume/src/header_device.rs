@@ -1,7 +1,8 @@
 //! Devices that headers are read from and written to, as a narrow, blocking interface.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -61,8 +62,24 @@ impl FileDevice {
 
 impl HeaderDevice for FileDevice {
     fn len(&self) -> io::Result<u64> {
-        // The metadata of a block device have length 0, so the length is the offset of its end.
-        (&self.file).seek(SeekFrom::End(0))
+        let metadata = self.file.metadata()?;
+        if metadata.is_file() {
+            return Ok(metadata.len());
+        }
+        // The metadata of a block device have length 0, so the length is the offset of its end. The file is opened
+        // again for that: an inherited descriptor shares its offset with other descriptors and processes.
+        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let again = OpenOptions::new().read(true).open(&name);
+        match again.or_else(|_| OpenOptions::new().write(true).open(&name)) {
+            Ok(mut own) => own.seek(SeekFrom::End(0)),
+            Err(_) => {
+                let mut shared = &self.file;
+                let at = shared.stream_position()?;
+                let end = shared.seek(SeekFrom::End(0))?;
+                shared.seek(SeekFrom::Start(at))?;
+                Ok(end)
+            }
+        }
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {

@@ -79,7 +79,21 @@ impl Device {
         let metadata = file.metadata()?;
         check_kind(&path, &metadata)?;
         let len = file.seek(SeekFrom::End(0))?;
-        Ok(Self { path, medium: Medium::Local(Arc::new(file), metadata), len, zones: None })
+        let device = Self { path, medium: Medium::Local(Arc::new(file), metadata), len, zones: None };
+        if matches!(access, OpenMode::Header | OpenMode::Create) {
+            device.check_writable()?;
+        }
+        Ok(device)
+    }
+
+    /// Fails for a block device that is read-only, although it has opened for writing.
+    pub(crate) fn check_writable(&self) -> anyhow::Result<()> {
+        match self.file() {
+            Some(file) if inlock_engine::store::is_read_only(file.as_fd()) => {
+                Err(CliError::ReadOnly { path: self.path.clone() }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns another handle of it, of the same open file.

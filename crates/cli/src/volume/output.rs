@@ -5,15 +5,16 @@
 //! when all data are on stable storage. If an error or a signal comes first, it is removed, and a file that existed is
 //! cut.
 
-use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use inlock_volume::{FileDevice, HeaderDevice};
 use rustix::fs::{OFlags, SeekFrom, seek};
-use tempfile::TempPath;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::backing;
 use super::device::{Device, Medium};
@@ -109,6 +110,11 @@ impl Output {
             unfinished: Arc::default(),
             cleanup: None,
         };
+        // Standard output may be an input, too.
+        let written = path.unwrap_or(Path::new("/proc/self/fd/1"));
+        if inputs.iter().any(|input| backing::overlap(input, written)) {
+            return Err(CliError::usage("The output file is the image itself."));
+        }
         let Some(path) = path else {
             // Not through the standard library, which buffers lines.
             let out = io::stdout().as_fd().try_clone_to_owned().map_err(|error| output.cannot_write(error))?;
@@ -119,9 +125,6 @@ impl Output {
             }
             return Ok(output);
         };
-        if inputs.iter().any(|input| backing::overlap(input, path)) {
-            return Err(CliError::usage("The output file is the image itself."));
-        }
         match std::fs::metadata(path) {
             Ok(found) if found.is_file() || found.file_type().is_block_device() => {
                 output.open(false)?;
@@ -223,12 +226,7 @@ impl Output {
         if self.output_type == OutputType::Stream {
             return Ok(Unfinished::Nothing);
         }
-        let ends = || {
-            let at = seek(file, SeekFrom::Current(0))?;
-            let end = seek(file, SeekFrom::End(0))?;
-            seek(file, SeekFrom::Start(at))?;
-            io::Result::Ok((at, end))
-        };
+        let ends = || Ok((seek(file, SeekFrom::Current(0))?, FileDevice::new(file.try_clone()?).len()?));
         let (at, end) = ends().map_err(|error| self.cannot_write(error))?;
         if self.exclusive.is_none() {
             // Standard output: the shell has emptied the file, or opened it for appending. Otherwise the rest stays.
@@ -352,20 +350,27 @@ fn confirm(path: &Path, found: &Metadata, existing: Existing) -> anyhow::Result<
 }
 
 /// Creates a file in the directory of `path`, which is removed unless it is placed.
-fn temporary(path: &Path, mode: u32) -> io::Result<tempfile::NamedTempFile> {
+fn temporary(path: &Path, mode: u32) -> io::Result<NamedTempFile> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
-    builder.prefix("inlock-").suffix(".incomplete").permissions(Permissions::from_mode(mode));
-    builder.tempfile_in(directory).map_err(|error| {
-        // Without the path of the temporary file.
-        let inner = error.get_ref().and_then(|inner| inner.source()?.downcast_ref::<io::Error>()?.raw_os_error());
-        inner.map_or(error, io::Error::from_raw_os_error)
-    })
+    builder.prefix("inlock-").suffix(".incomplete");
+    // The library's own way to open it names the temporary file in errors.
+    let create = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path);
+    builder.make_in(directory, create)
 }
 
 /// Gives a complete file its name, which no other file has.
 fn place(file: TempPath, name: &Path) -> io::Result<()> {
-    file.persist_noclobber(name).map_err(|error| error.error)
+    let Err(error) = file.persist_noclobber(name) else { return Ok(()) };
+    if error.error.kind() == io::ErrorKind::AlreadyExists {
+        return Err(error.error);
+    }
+    // A file system without hard links may not rename without replacing, either: what is replaced is a file of our own.
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(name)?;
+    error.path.persist(name).map_err(|error| {
+        let _ = std::fs::remove_file(name);
+        error.error
+    })
 }
 
 /// Writes a result to `path`, for its owner only.

@@ -9,7 +9,7 @@ mod zones;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::{Display, PathBuf};
+use std::path::{Display, Path, PathBuf};
 
 use anyhow::Context;
 use inlock_engine::BlockingDevice;
@@ -114,6 +114,13 @@ trait ReadAhead {
 
 impl Input {
     fn open(args: &CopyArgs) -> anyhow::Result<Self> {
+        // The image may be standard input, too.
+        let read = args.other.as_deref().unwrap_or(Path::new("/proc/self/fd/0"));
+        for image in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
+            if backing::overlap(read, image) {
+                return Err(CliError::usage("The input file is the image itself."));
+            }
+        }
         let Some(path) = &args.other else {
             if rustix::termios::isatty(io::stdin()) {
                 return Err(CliError::refused("Standard input is a terminal.", "name an input file, or pipe one in"));
@@ -123,11 +130,6 @@ impl Input {
         let cannot = || format!("cannot read {}", path.display());
         let mut file = File::open(path).with_context(cannot)?;
         let metadata = file.metadata().with_context(cannot)?;
-        for image in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
-            if backing::overlap(path, image) {
-                return Err(CliError::usage("The input file is the image itself."));
-            }
-        }
         if metadata.is_dir() {
             return Err(CliError::usage(format!("{} is a directory.", path.display())));
         }

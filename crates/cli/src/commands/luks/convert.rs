@@ -52,6 +52,7 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
         header_file::check_new(file)?;
     }
     let access = HeaderAccess::open(&args.device)?;
+    access.device.check_writable()?;
     let path = &access.device.path;
     let volume = load_volume(&access.header).map_err(cannot_load_from(path, &access.header))?;
     let conversion =

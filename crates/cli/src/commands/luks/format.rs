@@ -236,6 +236,7 @@ fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let data = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
     let created = create_header_file(header)?;
     let device = Device::open(header, OpenMode::Write)?.with_zones()?;
+    device.check_writable()?;
     if device.identity() == data.identity() || backing::overlap(&device.path, &data.path) {
         return Err(CliError::usage("Option --header names the device itself."));
     }

@@ -29,6 +29,7 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(device)?;
+    access.device.check_writable()?;
     let backup = header_file::read(file)?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;

@@ -71,6 +71,7 @@ fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     if plan.repairs().is_empty() {
         return Ok(());
     }
+    access.device.check_writable()?;
     prove(&mut plan, &access, key, asks)?;
     if asks {
         let erasing =
