@@ -198,3 +198,50 @@ fn volume_opens_from_a_disk_with_an_unreadable_sector_and_is_repaired() {
     drop(device);
     disk.close();
 }
+
+/// Sectors outside of the header: the first one of the payload, and key material.
+#[test]
+fn bad_sector_of_data_or_of_a_keyslot_costs_no_more_than_itself() {
+    if !has_fuse() {
+        return;
+    }
+    for (costs, payload, material) in [(&FAST[..], 1 << 20, 32 << 10), (&FAST1, 2 << 20, 4096)] {
+        let (dir, run) = (Dir::new(), Run::new());
+        let image = dir.image("image", 8);
+        call(["integrity", "format", "-q", &image, "--integrity-no-journal"]).works();
+        let mut disk = BadDisk { run: &run, image, at: 0 };
+        let Some(device) = disk.open() else { return disk.close() };
+        format(&[&device.0, "--offset", &(payload / 512).to_string()], costs);
+        let add = ["luksAddKey", "-q", &device.0, &dir.file("second", b"other")];
+        call_with(b"secret", add.iter().chain(costs)).works();
+        let data = dir.file("data", &noise(1 << 20));
+        call_with(b"secret", ["import", &data, &device.0]).works();
+        drop(device);
+        disk.close();
+        let bytes = fs::read(&disk.image).expect("a file");
+        let is_header = |at: &usize| bytes[*at..].starts_with(b"LUKS\xba\xbe");
+        disk.at = (0..bytes.len()).step_by(512).find(is_header).expect("the data are in the clear") as u64;
+
+        disk.damage(payload);
+        let device = disk.open().expect("as before");
+        let bad = format!("the start of the data, at byte {payload}, cannot be read");
+        call_with(b"secret", ["open", "--test-passphrase", &device.0]).works();
+        let exported = call_with(b"secret", ["export", "--range", "65536:65536", &device.0, "-"]);
+        assert!(exported.code == 0 && exported.out == noise(1 << 20)[65536..131072], "{}", exported.err);
+        call_with(b"secret", ["serve", "-r", &device.0, "--run", "true"]).fails(0, &[&bad]);
+        assert_eq!(exported.err.matches(&bad).count(), 1, "{}", exported.err);
+        let examined = call(["doctor", &device.0]);
+        assert!(examined.code == 10 && examined.text().contains(&bad), "{} {}", examined.text(), examined.err);
+        drop(device);
+        disk.close();
+
+        disk.damage(material);
+        let device = disk.open().expect("as before");
+        let examined = call(["doctor", &device.0]);
+        let (first, second) = ("0: cannot work: its key material cannot be read: ", "1: can work");
+        let said = |words: &str| examined.text().contains(words);
+        assert!(examined.code == 10 && said(first) && said(second), "{} {}", examined.text(), examined.err);
+        drop(device);
+        disk.close();
+    }
+}

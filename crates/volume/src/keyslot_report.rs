@@ -22,7 +22,7 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// Fails if the device cannot be read.
+    /// Fails if the length of the device is unknown. A keyslot that cannot be read is reported.
     pub fn report_keyslots(
         &self,
         device: &dyn HeaderDevice,
@@ -55,7 +55,9 @@ fn state_of_material(
     }
     // The checks of loading bound its length.
     let mut material = vec![0; (area.end - area.start) as usize];
-    device.read_exact_at(&mut material, area.start)?;
+    if let Err(error) = device.read_exact_at(&mut material, area.start) {
+        return Ok(KeyslotState::Unreadable(error));
+    }
     // Encrypted, random bytes never are all the same in a sector.
     let (sectors, _) = material.as_chunks::<512>();
     let constant = sectors.iter().filter(|sector| sector.iter().all(|byte| *byte == sector[0])).count();

@@ -19,6 +19,8 @@ pub enum KeyslotState {
         /// Number of all sectors of the key material.
         of: usize,
     },
+    /// Its key material cannot be read.
+    Unreadable(std::io::Error),
     /// Its key material ends beyond the device.
     Truncated,
     /// It cannot be used.

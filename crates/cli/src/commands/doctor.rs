@@ -18,7 +18,7 @@ use crate::volume::device::{Device, OpenMode};
 use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
 use crate::volume::lock::{self, Mode};
 use crate::volume::remote::DeviceHeader;
-use crate::volume::removed_integrity;
+use crate::volume::removed_integrity::{self, Start};
 use std::path::PathBuf;
 
 pub(crate) const ACTION: Action = Action {
@@ -242,16 +242,20 @@ fn of_volume(
             .advise("The image was cut off, or something was appended. Compare its length with the original's.", None);
     }
     let path = quoted(&report.device);
-    if let Some(offset) = removed_integrity::found(volume, data)? {
-        problems.push(format!(
-            "a superblock of dm-integrity is at byte {offset}, but the header has no integrity protection"
-        ));
-        report.health = Health::Unusable;
-        report.advise(
-            "The header may have been changed: restore it from a backup. If the volume was formatted again without \
-             integrity protection, open it with --allow-integrity-superblock.",
-            Some(format!("inlock luksHeaderRestore {path} --header-backup-file BACKUP")),
-        );
+    match removed_integrity::found(volume, data)? {
+        None => {}
+        Some(Start::Unreadable(offset)) => problems.push(removed_integrity::unreadable(offset)),
+        Some(Start::Superblock(offset)) => {
+            problems.push(format!(
+                "a superblock of dm-integrity is at byte {offset}, but the header has no integrity protection"
+            ));
+            report.health = Health::Unusable;
+            report.advise(
+                "The header may have been changed: restore it from a backup. If the volume was formatted again \
+                 without integrity protection, open it with --allow-integrity-superblock.",
+                Some(format!("inlock luksHeaderRestore {path} --header-backup-file BACKUP")),
+            );
+        }
     }
     if !keyslots.iter().any(|slot| slot.can_work) {
         report.health = Health::Unusable;
@@ -302,6 +306,9 @@ fn keyslot(number: u32, state: &KeyslotState) -> Keyslot {
         KeyslotState::Unbound => (false, "holds a key that opens no data (unbound)".to_owned()),
         KeyslotState::Overwritten { sectors, of } => {
             (false, format!("cannot work: {sectors} of {of} sectors of its key material are overwritten"))
+        }
+        KeyslotState::Unreadable(error) => {
+            (false, format!("cannot work: its key material cannot be read: {}", chain(error)))
         }
         KeyslotState::Truncated => (false, "cannot work: its key material is beyond the end of the device".to_owned()),
         KeyslotState::Unusable(error) => (false, format!("cannot work: {}", chain(error))),

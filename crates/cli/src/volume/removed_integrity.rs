@@ -15,6 +15,19 @@ use inlock_volume::{HeaderPolicy, Volume};
 
 use super::device::Device;
 use crate::error::CliError;
+use crate::ui::print::warn;
+
+/// A segment without integrity protection whose start is not data that can be read.
+#[derive(Clone, Copy)]
+pub(crate) enum Start {
+    /// A superblock of dm-integrity is at this byte.
+    Superblock(u64),
+    /// The superblock may be at this byte, which cannot be read.
+    ///
+    /// Such a sector hides a superblock, but who can make a sector unreadable can clear it, too: refusing it would
+    /// lose all data behind a bad sector, and detect no attacker.
+    Unreadable(u64),
+}
 
 /// Refuses a volume without integrity protection one of whose segments starts with a superblock of dm-integrity, unless
 /// the policy allows it. Called before a passphrase is asked for.
@@ -24,29 +37,42 @@ pub(crate) fn check(volume: &Volume, data: &Device, policy: &HeaderPolicy) -> an
     }
     match found(volume, data)? {
         None => Ok(()),
-        Some(offset) => Err(refused(&data.path, offset)),
+        Some(Start::Superblock(offset)) => Err(refused(&data.path, offset)),
+        Some(Start::Unreadable(offset)) => {
+            warn(format_args!("{}: {}", data.path.display(), unreadable(offset)));
+            Ok(())
+        }
     }
 }
 
-/// Returns the byte of a segment without integrity protection that starts with a superblock of dm-integrity.
-pub(crate) fn found(volume: &Volume, data: &Device) -> anyhow::Result<Option<u64>> {
+/// Says that the start of a segment cannot be read.
+pub(crate) fn unreadable(offset: u64) -> String {
+    format!("the start of the data, at byte {offset}, cannot be read")
+}
+
+/// Returns a segment without integrity protection that starts with a superblock of dm-integrity; if none does, one
+/// whose start cannot be read.
+pub(crate) fn found(volume: &Volume, data: &Device) -> anyhow::Result<Option<Start>> {
     // What cannot be used is refused by others, who say why.
     let (Ok(None), Ok(segments)) = (volume.authenticated(), volume.segments()) else { return Ok(None) };
     let store = data.store(IoMode::Sync, true, false);
     let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
+    let mut bad = None;
     for offset in segments.iter().filter_map(|segment| segment.data_offset.to_bytes()) {
-        if is_superblock(&*store, offset).with_context(|| format!("cannot read {}", data.path.display()))? {
-            return Ok(Some(offset));
+        match is_superblock(&*store, offset) {
+            Ok(true) => return Ok(Some(Start::Superblock(offset))),
+            Ok(false) => {}
+            Err(_) => bad = bad.or(Some(Start::Unreadable(offset))),
         }
     }
-    Ok(None)
+    Ok(bad)
 }
 
-/// Clears a superblock of dm-integrity at the start of the data of a new volume.
+/// Clears a superblock of dm-integrity at the start of the data of a new volume. One that cannot be read is overwritten.
 pub(crate) fn clear(data: &Device, offset: u64) -> anyhow::Result<()> {
     let clear = || -> std::io::Result<()> {
         let store = data.store(IoMode::Sync, false, false)?;
-        if is_superblock(&*store, offset)? {
+        if is_superblock(&*store, offset).unwrap_or(true) {
             write_all(&*store, &[0; SUPERBLOCK_LEN], offset).and_then(|()| store.sync())?;
         }
         Ok(())
