@@ -36,20 +36,20 @@ fn is_root() -> bool {
 }
 
 fn set(path: &Path, mode: u32) {
-    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it works");
 }
 
 fn new_dir(path: PathBuf, owner: u32, mode: u32) -> PathBuf {
-    fs::create_dir(&path).unwrap();
+    fs::create_dir(&path).expect("it works");
     set(&path, mode);
-    chown(&path, Some(owner), None).unwrap();
+    chown(&path, Some(owner), None).expect("it works");
     path
 }
 
 /// Makes a link that belongs to `owner`.
 fn link(target: &Path, path: PathBuf, owner: u32) -> PathBuf {
-    symlink(target, &path).unwrap();
-    lchown(&path, Some(owner), Some(owner)).unwrap();
+    symlink(target, &path).expect("it works");
+    lchown(&path, Some(owner), Some(owner)).expect("it works");
     path
 }
 
@@ -58,8 +58,8 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
     let root = new_dir(dir.path("places"), 0, 0o755);
     let file = |dir: &Path, owner: u32, group: u32, mode: u32| {
         let path = dir.join(name);
-        fs::write(&path, content).unwrap();
-        chown(&path, Some(owner), Some(group)).unwrap();
+        fs::write(&path, content).expect("it works");
+        chown(&path, Some(owner), Some(group)).expect("it works");
         set(&path, mode);
         path
     };
@@ -68,8 +68,8 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
     let good = file(&made("good", 0, 0o755), 0, 0, 0o755);
     let others = made("others", OTHER, 0o755);
     let links = made("links", 0, 0o1777);
-    let through = link(good.parent().unwrap(), links.join("through"), OTHER);
-    let own = link(good.parent().unwrap(), links.join("own"), 0);
+    let through = link(good.parent().expect("it works"), links.join("through"), OTHER);
+    let own = link(good.parent().expect("it works"), links.join("own"), 0);
     let absolute = link(&good, links.join("absolute"), OTHER);
     let trusted = |name, path| Place { name, path, is_trusted: true };
     let untrusted = |name, path| Place { name, path, is_trusted: false };
@@ -78,7 +78,7 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
         trusted("relative link", link(&Path::new("../good").join(name), linked("relative"), 0)),
         trusted("own link to the directory", own.join(name)),
         trusted("own file in a sticky directory", file(&made("sticky", 0, 0o1777), 0, 0, 0o755)),
-        trusted("other way", good.parent().unwrap().join("../good").join(name)),
+        trusted("other way", good.parent().expect("it works").join("../good").join(name)),
         untrusted("file of another user", file(&made("owner", 0, 0o755), OTHER, 0, 0o755)),
         untrusted("another's file in a sticky directory", file(&made("foreign", 0, 0o1777), OTHER, 0, 0o755)),
         untrusted("writable file", file(&made("writable", 0, 0o755), 0, 0, 0o757)),
@@ -104,7 +104,7 @@ fn helper_that_another_user_can_replace_is_not_run() {
     let token = "{\"type\":\"helper\",\"keyslots\":[\"0\"]}";
     call_with(token.as_bytes(), ["token", "import", &image]).works();
     for place in places(&dir, "helper", SCRIPT) {
-        let helpers = place.path.parent().unwrap().to_str().unwrap();
+        let helpers = place.path.parent().expect("it works").to_str().expect("it works");
         let open = ["open", "--test-passphrase", &image, "--token-only", "--external-tokens-path", helpers];
         let ended = call(open);
         assert_eq!(ended.code, i32::from(!place.is_trusted), "{}: {ended:?}", place.name);
@@ -141,7 +141,7 @@ fn configuration_that_another_user_can_replace_is_not_read() {
     let foreign = dir.path("places/owner/config");
     let mut command = inlock();
     command.args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config", "/dev/stdin"]);
-    let output = command.stdin(fs::File::open(&foreign).unwrap()).output().unwrap();
+    let output = command.stdin(fs::File::open(&foreign).expect("it works")).output().expect("it works");
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 1: "), "{output:?}");
     run(inlock().args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config", "/dev/stdin"]), b"no TOML")
         .fails(1, &["line 1: "]);
@@ -163,19 +163,19 @@ impl Server {
         let nbd = dir.path("nbd");
         let mut command = inlock();
         command.args(["serve", "--config", config, "--nbd", &format!("unix:{}", nbd.display())]).args(more);
-        let mut server = Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut server = Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it works"));
         let mut uri = String::new();
-        BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut uri).unwrap();
+        BufReader::new(server.0.stdout.take().expect("it works")).read_line(&mut uri).expect("it works");
         let opens = |(number, _): (usize, &Place)| {
-            let mut client = Connection::haggle(&nbd, Duration::from_secs(300)).unwrap();
+            let mut client = Connection::haggle(&nbd, Duration::from_secs(300)).expect("it works");
             client.go(format!("v{number}").as_bytes()).is_ok()
         };
         let opened = volumes.iter().enumerate().map(opens).collect();
         rustix::process::kill_process(rustix::process::Pid::from_child(&server.0), rustix::process::Signal::TERM)
-            .unwrap();
+            .expect("it works");
         let mut log = String::new();
-        server.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        server.0.wait().unwrap();
+        server.0.stderr.take().expect("it works").read_to_string(&mut log).expect("it works");
+        server.0.wait().expect("it works");
         (opened, log)
     }
 }
@@ -191,7 +191,7 @@ fn key_command_that_another_user_can_replace_is_not_run() {
     for (number, place) in places.iter().enumerate() {
         let image = dir.luks2(&format!("image{number}"));
         let key = place.path.display();
-        writeln!(config, "[volumes.v{number}]\nimage = \"{image}\"\nkey-command = [\"{key}\"]").unwrap();
+        writeln!(config, "[volumes.v{number}]\nimage = \"{image}\"\nkey-command = [\"{key}\"]").expect("it works");
     }
     let config = dir.file("config", config.as_bytes());
     let (opened, log) = Server::open(&dir, &config, &places, &[]);
@@ -212,14 +212,14 @@ fn user_reads_own_configuration_and_that_of_root() {
     let dir = Dir::new();
     set(&dir.path(""), 0o755);
     let program = dir.path("inlock");
-    fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).expect("it works");
     let home = new_dir(dir.path("home"), OTHER, 0o755);
     for (name, owner, mode, status) in
         [("own", OTHER, 0o600, 1), ("roots", 0, 0o644, 1), ("writable", OTHER, 0o666, 2), ("third", 12345, 0o644, 2)]
     {
         let config = home.join(name);
-        fs::write(&config, "no TOML\n").unwrap();
-        chown(&config, Some(owner), Some(owner)).unwrap();
+        fs::write(&config, "no TOML\n").expect("it works");
+        chown(&config, Some(owner), Some(owner)).expect("it works");
         set(&config, mode);
         let mut command = std::process::Command::new(&program);
         command.uid(OTHER).gid(OTHER).args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config"]).arg(&config);
@@ -237,6 +237,6 @@ fn policy_that_another_user_can_replace_is_warned_of() {
     let policy = dir.file("policy", b"");
     let open = ["open", "--test-passphrase", "--policy", &policy, &image];
     call_with(b"secret", open).works();
-    chown(&policy, Some(OTHER), None).unwrap();
+    chown(&policy, Some(OTHER), None).expect("it works");
     call_with(b"secret", open).fails(0, &["warning: policy ", "protects little, because ", "belongs to user 65534"]);
 }

@@ -235,8 +235,7 @@ fn of_volume(
         }
     }
     let unit = volume.segments().ok().and_then(|all| all.first().map(|one| one.unit.bytes())).unwrap_or(512) as u64;
-    let data_len = data.len;
-    if data_len > volume.data_offset() && !(data_len - volume.data_offset()).is_multiple_of(unit) {
+    if data.len > volume.data_offset() && !(data.len - volume.data_offset()).is_multiple_of(unit) {
         problems.push(format!("the length of the data is no multiple of {unit} bytes"));
         report
             .advise("The image was cut off, or something was appended. Compare its length with the original's.", None);

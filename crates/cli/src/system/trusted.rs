@@ -36,7 +36,7 @@ pub(crate) enum Untrusted {
 /// Groups that may write to a file or one of its directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Groups {
-    Nobody,
+    None,
     /// The user's own group, without other members: many systems let all files of a user belong to it, writable.
     Private,
 }
@@ -83,8 +83,8 @@ pub(crate) fn check_configured(program: &Path) -> anyhow::Result<()> {
 }
 
 fn refusal(what: &str, path: &Path, reason: &Untrusted) -> anyhow::Error {
-    let hint = "let root or the user of the server own it and all directories above, and nobody else write to them; or \
-                use --allow-untrusted-config";
+    let hint = "let root or the user of the server own it and all directories above, and no others write to them; or use \
+                --allow-untrusted-config";
     let message = format!("{what} {} is not used, because {reason}.", path.display());
     CliError::Remote(message, Some(hint.to_owned()), Status::Permission).into()
 }
@@ -166,7 +166,7 @@ impl Walk {
     fn check(&self, stat: &Stat) -> Result<(), Untrusted> {
         self.check_owner(stat)?;
         let mode = Mode::from_raw_mode(stat.st_mode);
-        let by_group = || self.groups == Groups::Nobody || !has_no_other_member(stat.st_gid);
+        let by_group = || self.groups == Groups::None || !has_no_other_member(stat.st_gid);
         let is_writable = mode.contains(Mode::WOTH) || mode.contains(Mode::WGRP) && by_group();
         let is_harmless = match FileType::from_raw_mode(stat.st_mode) {
             // In a directory such as /tmp other users cannot replace a file that is not theirs.

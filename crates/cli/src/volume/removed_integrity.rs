@@ -68,7 +68,7 @@ pub(crate) fn found(volume: &Volume, data: &Device) -> anyhow::Result<Option<Sta
     Ok(bad)
 }
 
-/// Clears a superblock of dm-integrity at the start of the data of a new volume. One that cannot be read is overwritten.
+/// Clears a superblock of dm-integrity at the start of the data of a new volume, also one that cannot be read.
 pub(crate) fn clear(data: &Device, offset: u64) -> anyhow::Result<()> {
     let clear = || -> std::io::Result<()> {
         let store = data.store(IoMode::Sync, false, false)?;

@@ -41,10 +41,10 @@ pub(super) fn find(dir: &Path, kind: &str) -> Result<Option<PathBuf>, HelperErro
     if path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
-    trusted::check(&path, Groups::Nobody).map_err(HelperError::Untrusted)?;
+    trusted::check(&path, Groups::None).map_err(HelperError::Untrusted)?;
     let unreadable = |source| HelperError::Untrusted(Untrusted::Unreadable { path: path.clone(), source });
     check_program(&path, &path.metadata().map_err(unreadable)?)?;
-    // Without links, so that a script finds what is beside it.
+    // Without links, so that a script finds files of its directory.
     path.canonicalize().map(Some).map_err(unreadable)
 }
 
