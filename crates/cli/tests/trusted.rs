@@ -36,20 +36,20 @@ fn is_root() -> bool {
 }
 
 fn set(path: &Path, mode: u32) {
-    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it works");
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("as it should");
 }
 
 fn new_dir(path: PathBuf, owner: u32, mode: u32) -> PathBuf {
-    fs::create_dir(&path).expect("it works");
+    fs::create_dir(&path).expect("as it should");
     set(&path, mode);
-    chown(&path, Some(owner), None).expect("it works");
+    chown(&path, Some(owner), None).expect("as it should");
     path
 }
 
 /// Makes a link that belongs to `owner`.
 fn link(target: &Path, path: PathBuf, owner: u32) -> PathBuf {
-    symlink(target, &path).expect("it works");
-    lchown(&path, Some(owner), Some(owner)).expect("it works");
+    symlink(target, &path).expect("as it should");
+    lchown(&path, Some(owner), Some(owner)).expect("as it should");
     path
 }
 
@@ -58,8 +58,8 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
     let root = new_dir(dir.path("places"), 0, 0o755);
     let file = |dir: &Path, owner: u32, group: u32, mode: u32| {
         let path = dir.join(name);
-        fs::write(&path, content).expect("it works");
-        chown(&path, Some(owner), Some(group)).expect("it works");
+        fs::write(&path, content).expect("as it should");
+        chown(&path, Some(owner), Some(group)).expect("as it should");
         set(&path, mode);
         path
     };
@@ -68,8 +68,8 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
     let good = file(&made("good", 0, 0o755), 0, 0, 0o755);
     let others = made("others", OTHER, 0o755);
     let links = made("links", 0, 0o1777);
-    let through = link(good.parent().expect("it works"), links.join("through"), OTHER);
-    let own = link(good.parent().expect("it works"), links.join("own"), 0);
+    let through = link(good.parent().expect("as it should"), links.join("through"), OTHER);
+    let own = link(good.parent().expect("as it should"), links.join("own"), 0);
     let absolute = link(&good, links.join("absolute"), OTHER);
     let trusted = |name, path| Place { name, path, is_trusted: true };
     let untrusted = |name, path| Place { name, path, is_trusted: false };
@@ -78,7 +78,7 @@ fn places(dir: &Dir, name: &str, content: &str) -> Vec<Place> {
         trusted("relative link", link(&Path::new("../good").join(name), linked("relative"), 0)),
         trusted("own link to the directory", own.join(name)),
         trusted("own file in a sticky directory", file(&made("sticky", 0, 0o1777), 0, 0, 0o755)),
-        trusted("other way", good.parent().expect("it works").join("../good").join(name)),
+        trusted("other way", good.parent().expect("as it should").join("../good").join(name)),
         untrusted("file of another user", file(&made("owner", 0, 0o755), OTHER, 0, 0o755)),
         untrusted("another's file in a sticky directory", file(&made("foreign", 0, 0o1777), OTHER, 0, 0o755)),
         untrusted("writable file", file(&made("writable", 0, 0o755), 0, 0, 0o757)),
@@ -104,7 +104,7 @@ fn helper_that_another_user_can_replace_is_not_run() {
     let token = "{\"type\":\"helper\",\"keyslots\":[\"0\"]}";
     call_with(token.as_bytes(), ["token", "import", &image]).works();
     for place in places(&dir, "helper", SCRIPT) {
-        let helpers = place.path.parent().expect("it works").to_str().expect("it works");
+        let helpers = place.path.parent().expect("as it should").to_str().expect("as it should");
         let open = ["open", "--test-passphrase", &image, "--token-only", "--external-tokens-path", helpers];
         let ended = call(open);
         assert_eq!(ended.code, i32::from(!place.is_trusted), "{}: {ended:?}", place.name);
@@ -141,7 +141,7 @@ fn configuration_that_another_user_can_replace_is_not_read() {
     let foreign = dir.path("places/owner/config");
     let mut command = inlock();
     command.args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config", "/dev/stdin"]);
-    let output = command.stdin(fs::File::open(&foreign).expect("it works")).output().expect("it works");
+    let output = command.stdin(fs::File::open(&foreign).expect("as it should")).output().expect("as it should");
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 1: "), "{output:?}");
     run(inlock().args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config", "/dev/stdin"]), b"no TOML")
         .fails(1, &["line 1: "]);
@@ -163,19 +163,19 @@ impl Server {
         let nbd = dir.path("nbd");
         let mut command = inlock();
         command.args(["serve", "--config", config, "--nbd", &format!("unix:{}", nbd.display())]).args(more);
-        let mut server = Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it works"));
+        let mut server = Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("as it should"));
         let mut uri = String::new();
-        BufReader::new(server.0.stdout.take().expect("it works")).read_line(&mut uri).expect("it works");
+        BufReader::new(server.0.stdout.take().expect("as it should")).read_line(&mut uri).expect("as it should");
         let opens = |(number, _): (usize, &Place)| {
-            let mut client = Connection::haggle(&nbd, Duration::from_secs(300)).expect("it works");
+            let mut client = Connection::haggle(&nbd, Duration::from_secs(300)).expect("as it should");
             client.go(format!("v{number}").as_bytes()).is_ok()
         };
         let opened = volumes.iter().enumerate().map(opens).collect();
         rustix::process::kill_process(rustix::process::Pid::from_child(&server.0), rustix::process::Signal::TERM)
-            .expect("it works");
+            .expect("as it should");
         let mut log = String::new();
-        server.0.stderr.take().expect("it works").read_to_string(&mut log).expect("it works");
-        server.0.wait().expect("it works");
+        server.0.stderr.take().expect("as it should").read_to_string(&mut log).expect("as it should");
+        server.0.wait().expect("as it should");
         (opened, log)
     }
 }
@@ -191,7 +191,7 @@ fn key_command_that_another_user_can_replace_is_not_run() {
     for (number, place) in places.iter().enumerate() {
         let image = dir.luks2(&format!("image{number}"));
         let key = place.path.display();
-        writeln!(config, "[volumes.v{number}]\nimage = \"{image}\"\nkey-command = [\"{key}\"]").expect("it works");
+        writeln!(config, "[volumes.v{number}]\nimage = \"{image}\"\nkey-command = [\"{key}\"]").expect("as it should");
     }
     let config = dir.file("config", config.as_bytes());
     let (opened, log) = Server::open(&dir, &config, &places, &[]);
@@ -212,14 +212,14 @@ fn user_reads_own_configuration_and_that_of_root() {
     let dir = Dir::new();
     set(&dir.path(""), 0o755);
     let program = dir.path("inlock");
-    fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).expect("it works");
+    fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).expect("as it should");
     let home = new_dir(dir.path("home"), OTHER, 0o755);
     for (name, owner, mode, status) in
         [("own", OTHER, 0o600, 1), ("roots", 0, 0o644, 1), ("writable", OTHER, 0o666, 2), ("third", 12345, 0o644, 2)]
     {
         let config = home.join(name);
-        fs::write(&config, "no TOML\n").expect("it works");
-        chown(&config, Some(owner), Some(owner)).expect("it works");
+        fs::write(&config, "no TOML\n").expect("as it should");
+        chown(&config, Some(owner), Some(owner)).expect("as it should");
         set(&config, mode);
         let mut command = std::process::Command::new(&program);
         command.uid(OTHER).gid(OTHER).args(["serve", "--nbd", "unix:/nonexistent/nbd", "--config"]).arg(&config);
@@ -237,6 +237,6 @@ fn policy_that_another_user_can_replace_is_warned_of() {
     let policy = dir.file("policy", b"");
     let open = ["open", "--test-passphrase", "--policy", &policy, &image];
     call_with(b"secret", open).works();
-    chown(&policy, Some(OTHER), None).expect("it works");
+    chown(&policy, Some(OTHER), None).expect("as it should");
     call_with(b"secret", open).fails(0, &["warning: policy ", "protects little, because ", "belongs to user 65534"]);
 }

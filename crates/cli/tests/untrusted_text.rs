@@ -88,11 +88,11 @@ impl Matrix {
 fn no_command_prints_controls_of_a_path() {
     let all = Matrix::new(&["IMAGE", "ONE", "MISSING", "SHORT", "ZEROES", "HEADER", "KEY", "TREE", "PLAIN"]);
     for (from, to) in [(all.dir.luks2("image"), "IMAGE"), (all.dir.luks1("one"), "ONE")] {
-        std::fs::rename(from, all.path(to)).expect("it works");
+        std::fs::rename(from, all.path(to)).expect("as it should");
     }
     for (word, content) in [("SHORT", &[0; 100][..]), ("ZEROES", &[0; 1 << 20]), ("TREE", &[0; 1 << 20]), ("KEY", b"x")]
     {
-        std::fs::write(all.path(word), content).expect("it works");
+        std::fs::write(all.path(word), content).expect("as it should");
     }
     // Results.
     all.prints(b"", 0, "luksDump IMAGE");
@@ -109,7 +109,7 @@ fn no_command_prints_controls_of_a_path() {
     all.shows(b"", 0, "integrity dump ZEROES");
     all.prints(b"", 0, "zoned create --size 1M --zone-size 64k MISSING");
     all.shows(b"", 0, "zoned report --json MISSING");
-    std::fs::remove_file(all.path("MISSING")).expect("it works");
+    std::fs::remove_file(all.path("MISSING")).expect("as it should");
     // Errors, hints and warnings.
     all.prints(b"wrong", 2, "open --test-passphrase IMAGE");
     all.shows(b"", 1, "luksHeaderBackup IMAGE --header-backup-file HEADER");
@@ -136,8 +136,8 @@ fn says(matrix: &Matrix, steps: &[(&str, &str)], status: i32, line: &str) -> boo
     assert_eq!(said["status"], status, "{line}: {said}");
     // The transcript has a character for each byte.
     let text: Vec<u8> =
-        said["text"].as_str().expect("it works").chars().map(|c| u8::try_from(c).expect("it works")).collect();
-    let text = String::from_utf8(text).expect("it works").replace("\r\n", "\n");
+        said["text"].as_str().expect("as it should").chars().map(|c| u8::try_from(c).expect("as it should")).collect();
+    let text = String::from_utf8(text).expect("as it should").replace("\r\n", "\n");
     is_harmless(line, text.as_bytes());
     assert!(text.contains(r"\u001b]0;title\u0007"), "{line}: {text:?}");
     true
@@ -146,8 +146,8 @@ fn says(matrix: &Matrix, steps: &[(&str, &str)], status: i32, line: &str) -> boo
 #[test]
 fn no_prompt_has_controls_of_a_path() {
     let all = Matrix::new(&["IMAGE", "NEW", "BACKUP"]);
-    std::fs::rename(all.dir.luks2("image"), all.path("IMAGE")).expect("it works");
-    std::fs::rename(all.dir.image("new", 18), all.path("NEW")).expect("it works");
+    std::fs::rename(all.dir.luks2("image"), all.path("IMAGE")).expect("as it should");
+    std::fs::rename(all.dir.image("new", 18), all.path("NEW")).expect("as it should");
     all.prints(b"", 0, "luksHeaderBackup IMAGE --header-backup-file BACKUP");
     let (sure, ask) = ("(Type 'yes' in capital letters): ", "Enter passphrase for ");
     if !says(&all, &[(ask, "secret\n")], 0, "open --test-passphrase IMAGE") {
@@ -178,10 +178,10 @@ impl Server {
         let mut command = inlock();
         command.env("INLOCK_RUN_DIR", matrix.state.path("")).args(matrix.words(line));
         let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it works");
-        let _ = child.stdin.take().expect("it works").write_all(b"secret");
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("as it should");
+        let _ = child.stdin.take().expect("as it should").write_all(b"secret");
         let mut uri = String::new();
-        let server = BufReader::new(child.stdout.take().expect("it works")).read_line(&mut uri);
+        let server = BufReader::new(child.stdout.take().expect("as it should")).read_line(&mut uri);
         assert!(server.is_ok() && uri.starts_with("nbd"), "{uri}");
         is_harmless(line, uri.as_bytes());
         Self(child)
@@ -189,30 +189,30 @@ impl Server {
 
     fn stop(mut self) -> String {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM)
-            .expect("it works");
+            .expect("as it should");
         let mut err = String::new();
-        self.0.stderr.take().expect("it works").read_to_string(&mut err).expect("it works");
-        assert!(self.0.wait().expect("it works").success(), "{err}");
+        self.0.stderr.take().expect("as it should").read_to_string(&mut err).expect("as it should");
+        assert!(self.0.wait().expect("as it should").success(), "{err}");
         err
     }
 }
 
 /// Sends one line to a socket, and returns the line of the reply.
 fn ask(socket: &Path, line: &str) -> String {
-    let mut stream = UnixStream::connect(socket).expect("it works");
-    stream.write_all(line.as_bytes()).expect("it works");
+    let mut stream = UnixStream::connect(socket).expect("as it should");
+    stream.write_all(line.as_bytes()).expect("as it should");
     let mut reply = String::new();
-    BufReader::new(stream).read_line(&mut reply).expect("it works");
+    BufReader::new(stream).read_line(&mut reply).expect("as it should");
     reply
 }
 
 #[test]
 fn no_status_list_or_state_file_has_controls_of_a_path() {
     let all = Matrix::new(&["IMAGE"]);
-    std::fs::rename(all.dir.luks2("image"), all.path("IMAGE")).expect("it works");
+    std::fs::rename(all.dir.luks2("image"), all.path("IMAGE")).expect("as it should");
     let nbd = all.dir.name("nbd");
     let server = Server::start(&all, &format!("serve --name odd --nbd unix:{nbd} IMAGE"));
-    let real = std::fs::canonicalize(all.path("IMAGE")).expect("it works");
+    let real = std::fs::canonicalize(all.path("IMAGE")).expect("as it should");
     for line in ["status odd", "status --json odd", "list --json"] {
         all.shows(b"", 0, line);
     }
@@ -220,12 +220,12 @@ fn no_status_list_or_state_file_has_controls_of_a_path() {
         all.prints(b"", 0, line);
     }
     all.shows(b"", 5, &format!("serve --nbd unix:{nbd}2 IMAGE"));
-    let file = std::fs::read(all.state.path("odd.json")).expect("it works");
+    let file = std::fs::read(all.state.path("odd.json")).expect("as it should");
     let reply = ask(&all.state.path("odd.sock"), "{\"command\":\"status\"}\n");
     for (what, json) in [("state file", &file[..]), ("reply", reply.as_bytes())] {
         is_harmless(what, json);
-        let value: Value = serde_json::from_slice(json).expect("it works");
-        let device = value["device"].as_str().or(value["status"]["device"].as_str()).expect("it works");
+        let value: Value = serde_json::from_slice(json).expect("as it should");
+        let device = value["device"].as_str().or(value["status"]["device"].as_str()).expect("as it should");
         assert_eq!(*inlock_volume::bytes_of_text(device), *real.as_os_str().as_bytes(), "{what}");
     }
     assert!(server.stop().is_empty());
@@ -238,12 +238,12 @@ fn no_log_or_table_of_many_volumes_has_controls_of_a_name() {
     let name = r"a\u202Eb\u2066\u200F\u2028FORGED";
     let image = r"/no\u001B[2J\u009B\u202E\nFORGED image";
     let config = format!("[volumes.\"{name}\"]\nimage = \"{image}\"\ntype = \"plain\"\nkey-file = \"{image}\"\n");
-    std::fs::write(all.path("CONFIG"), config).expect("it works");
+    std::fs::write(all.path("CONFIG"), config).expect("as it should");
     let (nbd, control) = (all.dir.name("nbd"), all.dir.name("control"));
     let server = Server::start(&all, &format!("serve --config CONFIG --nbd unix:{nbd} --control {control}"));
-    let mut client =
-        inlock_tests::nbd::Connection::haggle(Path::new(&nbd), std::time::Duration::from_secs(300)).expect("it works");
-    client.go("a\u{202e}b\u{2066}\u{200f}\u{2028}FORGED".as_bytes()).unwrap_err();
+    let mut client = inlock_tests::nbd::Connection::haggle(Path::new(&nbd), std::time::Duration::from_secs(300))
+        .expect("as it should");
+    client.go("a\u{202e}b\u{2066}\u{200f}\u{2028}FORGED".as_bytes()).expect_err("as it should");
     for verb in ["list", "list --json", "top --once", "top --once --json"] {
         let printed = all.prints(b"", 0, &format!("control {control} {verb}"));
         assert!(verb.starts_with("top") || printed.contains(r"a\u202eb\u2066\u200f\u2028FORGED"), "{printed}");
