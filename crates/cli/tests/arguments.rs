@@ -258,7 +258,7 @@ fn help_and_version_go_to_stdout() {
 
 /// Options of `serve` that hold for a server of many volumes, and those of every action.
 const WITH_CONFIG: &str = "config nbd control metrics insecure serialize-memory-hard-pbkdf disable-locks \
-    connect-timeout reconnect-delay store-timeout steal-lock replay allow-copy \
+    connect-timeout reconnect-delay store-timeout steal-lock replay allow-copy allow-untrusted-config \
     help usage version verbose batch-mode debug debug-json test-args";
 /// Options of `serve` that are keys of a volume.
 const KEYS: &str = "key-file keyfile-offset keyfile-size key-slot type header volume-key-file table read-only \
@@ -286,6 +286,7 @@ fn option_of_one_volume_is_refused_with_config() {
             "offload" => "=both",
             "engine" => "=afalg",
             "holes" => "=zero",
+            "log-limit" => "=1M",
             "tls" => "=require",
             "require-cipher" => "=aes-xts-plain64",
             _ if word.contains('=') => "=1",
