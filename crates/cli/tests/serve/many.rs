@@ -414,9 +414,13 @@ fn hanging_key_commands_lock_no_other_volume_out() {
     for _ in 0..20 {
         many.client("healthy").unwrap().read(0, 512).unwrap();
     }
-    // Each helper finds the end of the pipe.
-    drop(std::fs::OpenOptions::new().write(true).open(&fifo).unwrap());
-    eventually("all have failed", opening, |number| *number == 0);
+    // Each helper finds the end of the pipe, also one that opens it late.
+    let end = || {
+        let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
+        drop(rustix::fs::open(&fifo, flags, rustix::fs::Mode::empty()));
+        opening()
+    };
+    eventually("all have failed", end, |number| *number == 0);
     drop(waiting);
     many.stop();
 }
