@@ -6,6 +6,7 @@ mod harness;
 use harness::control::Run;
 use harness::storage::Loop;
 use harness::{Dir, FAST, FAST1, call, call_with, has_fuse, noise};
+use inlock_tests::wait::eventually;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
@@ -142,7 +143,9 @@ impl BadDisk<'_> {
     }
 
     fn close(&self) {
-        self.run.call(&["close", "disk"]).works();
+        // Another process that lists loop devices keeps this one until it closes it.
+        let close = || self.run.call(&["close", "disk"]);
+        eventually("the loop device is detached", close, |ended| ended.code == 0);
     }
 
     /// Changes the byte at this place of the header.
