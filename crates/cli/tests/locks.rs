@@ -2,15 +2,16 @@
 
 mod harness;
 
+use harness::killed::Killed;
 use harness::storage::{Loop, Other};
 use harness::{Dir, FAST, call, call_with, have, inlock, run};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const IN_USE: &str = "is in use (locked by another process).";
 
 /// A running server, stopped by SIGTERM.
-struct Serving(Child);
+struct Serving(Killed);
 
 impl Serving {
     fn start(image: &str, socket: &str, more: &[&str]) -> Self {
@@ -24,7 +25,7 @@ impl Serving {
         let mut uri = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
         assert!(uri.starts_with("nbd+unix:///?socket="), "{uri}");
-        Self(child)
+        Self(Killed(child))
     }
 
     fn stop(mut self) {
@@ -36,14 +37,6 @@ impl Serving {
     fn kill(mut self) {
         self.0.kill().expect("it runs");
         self.0.wait().expect("it ends");
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        // Also stops the server of a failed test.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -3,13 +3,14 @@
 mod harness;
 
 use harness::control::Run;
+use harness::killed::Killed;
 use harness::{Dir, Ended, FAST, call, call_with, has_fuse, have, inlock, run};
 use inlock_tests::nbd::{Connection, Mode};
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Returns a path with Latin-1, a lone continuation byte and UTF-8 in it.
@@ -64,15 +65,8 @@ fn any_path_is_formatted_examined_exported_and_used_for_keys_and_headers() {
     call(&detached).works();
 }
 
-/// A process that is killed when dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// A server, killed when dropped.
+struct Server(Killed);
 
 #[test]
 fn volume_with_any_path_is_served_listed_and_closed() {
@@ -87,7 +81,8 @@ fn volume_with_any_path_is_served_listed_and_closed() {
     };
     let mut serve = command(&["serve", "--name", "odd", "--nbd"].map(OsStr::new));
     serve.arg(at(&socket)).arg("--metrics").arg(at(&metrics)).arg(&image);
-    let mut server = Server(serve.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts"));
+    let child = serve.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut server = Server(Killed(child));
     server.0.stdin.take().expect("a pipe").write_all(b"secret").expect("it reads");
     let mut uri = String::new();
     BufReader::new(server.0.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");

@@ -4,12 +4,13 @@
 mod harness;
 
 use harness::control::{Named, Run};
+use harness::killed::Killed;
 use harness::storage::{Loop, Mounted};
 use harness::{Dir, Ended, call, has_fuse, have};
 use inlock_tests::server::Server;
 use inlock_tests::wait::eventually;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const IN_USE: &str = "is in use";
 const OTHER_NAME: &str = "is open under another name";
@@ -25,7 +26,10 @@ fn nbdkit(dir: &Dir, image: &str) -> Server {
 }
 
 /// A server on TCP, killed when dropped.
-struct Tcp(Child, u16);
+struct Tcp {
+    _process: Killed,
+    port: u16,
+}
 
 impl Tcp {
     fn nbdkit(image: &str) -> Self {
@@ -33,16 +37,9 @@ impl Tcp {
         let mut command = Command::new("nbdkit");
         command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "file", image]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-        let server = Self(child, port);
+        let server = Self { _process: Killed(child), port };
         drop(eventually("the server listens", || TcpStream::connect(("127.0.0.1", port)), Result::is_ok));
         server
-    }
-}
-
-impl Drop for Tcp {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -78,7 +75,7 @@ fn export_has_one_writer_under_all_names_of_its_server() {
     let second = dir.image("second", 4);
     let tcp = Tcp::nbdkit(&second);
     let tcp = ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]"]
-        .map(|host| format!("nbd://{host}:{}", tcp.1));
+        .map(|host| format!("nbd://{host}:{}", tcp.port));
     for names in [&unix[..], &tcp] {
         for (number, held) in names.iter().enumerate() {
             let holder = Named::start(&run, "held", &["--type", "raw", held]);

@@ -2,6 +2,7 @@
 
 mod harness;
 
+use harness::killed::Killed;
 use harness::{Dir, Ended, call, call_with, inlock, run};
 use inlock_tests::nbd::Connection;
 use std::fmt::Write as _;
@@ -10,7 +11,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 /// A user that is not root.
@@ -148,14 +149,7 @@ fn configuration_that_another_user_can_replace_is_not_read() {
 }
 
 /// A server of many volumes, killed when dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+struct Server(Killed);
 
 impl Server {
     /// Starts a server, lets a client connect to each volume, and returns which of them it can use, and the log.
@@ -163,7 +157,8 @@ impl Server {
         let nbd = dir.path("nbd");
         let mut command = inlock();
         command.args(["serve", "--config", config, "--nbd", &format!("unix:{}", nbd.display())]).args(more);
-        let mut server = Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("as it should"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("as it should");
+        let mut server = Self(Killed(child));
         let mut uri = String::new();
         BufReader::new(server.0.stdout.take().expect("as it should")).read_line(&mut uri).expect("as it should");
         let opens = |(number, _): (usize, &Place)| {

@@ -3,6 +3,7 @@
 mod harness;
 
 use harness::control::Run;
+use harness::killed::Killed;
 use harness::terminal::talk;
 use harness::{Dir, inlock, run};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 /// Sequences of a terminal in 7 and 8 bits, everything that changes the direction of writing or separates lines, a
 /// byte that is not UTF-8, and what would be a line of its own.
@@ -162,15 +163,8 @@ fn no_prompt_has_controls_of_a_path() {
     says(&all, &[(sure, "no\n")], 1, "export IMAGE BACKUP");
 }
 
-/// A process that is killed when dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+/// A server, killed when dropped.
+struct Server(Killed);
 
 impl Server {
     /// Starts a server, and waits until it prints its address.
@@ -184,7 +178,7 @@ impl Server {
         let server = BufReader::new(child.stdout.take().expect("as it should")).read_line(&mut uri);
         assert!(server.is_ok() && uri.starts_with("nbd"), "{uri}");
         is_harmless(line, uri.as_bytes());
-        Self(child)
+        Self(Killed(child))
     }
 
     fn stop(mut self) -> String {

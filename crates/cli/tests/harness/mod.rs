@@ -4,6 +4,7 @@
 
 pub(crate) mod control;
 pub(crate) mod keyring;
+pub(crate) mod killed;
 pub(crate) mod memory;
 pub(crate) mod storage;
 pub(crate) mod terminal;
