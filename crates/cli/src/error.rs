@@ -4,10 +4,13 @@
 //! passphrase, 3 out of memory, 4 wrong device, 5 device busy or exists. An error is a sentence that names object and
 //! failure, followed by its causes; a hint says in the imperative what to do.
 
+mod kinds;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use inlock_nbd_store::OpenError;
+use inlock_open::{Error, ErrorKind};
 use inlock_rbd_store::OpenError as ImageError;
 use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
 
@@ -50,32 +53,8 @@ pub(crate) enum CliError {
     Usage { text: String, action: Option<&'static str> },
     #[error("{message}")]
     Refused { message: String, hint: &'static str },
-    #[error("Device {} does not exist or access denied.", .path.display())]
-    NoDevice { path: PathBuf, creating: bool, source: io::Error },
-    #[error("Device {uri} cannot be opened.")]
-    NoExport { uri: String, source: OpenError },
-    #[error("Device {name} cannot be opened.")]
-    NoImage { name: String, source: ImageError },
-    #[error("Cannot write to device {}, permission denied.", .path.display())]
-    ReadOnly { path: PathBuf },
-    #[error("Device {} is neither a regular file nor a block device.", .path.display())]
-    NotADevice { path: PathBuf },
-    #[error("Device {} is not a valid LUKS device.", .path.display())]
-    NotLuks { path: PathBuf, found: Option<u32>, can_be_plain: bool },
-    #[error("Device {} is not a valid LUKS2 device.", .path.display())]
-    NotLuks2 { path: PathBuf },
-    #[error("{what} is refused: {error}.")]
-    AgainstPolicy { what: String, error: PolicyError, creating: bool },
-    #[error("No key available with this passphrase.")]
-    NoKey,
-    #[error("Device {} is in use (locked by another process).", .path.display())]
-    HeaderLocked { path: PathBuf },
-    #[error("Device {} is in use (locked by another process).", .path.display())]
-    InUse { path: PathBuf, hint: &'static str },
-    #[error("Device {} is in use: its volume ({volume}) is open under another name.", .path.display())]
-    OpenElsewhere { path: PathBuf, volume: String },
-    #[error("Device {} is in use: another volume has a part of the range.", .path.display())]
-    Overlaps { path: PathBuf },
+    #[error("The new volume is refused: {error}.")]
+    PolicyOfNew { error: PolicyError },
     #[error("Device {} is too small.", .path.display())]
     TooSmall { path: PathBuf, len: u64, needed: u64 },
     #[error("Address {address} is in use.")]
@@ -90,16 +69,8 @@ pub(crate) enum CliError {
     Gone { name: String },
     #[error("The process serving {name} does not respond.")]
     Unreachable { name: String, pid: u32 },
-    #[error("Volume key does not match the volume.")]
-    OtherKey,
-    #[error("Volume key does not match the volume.")]
-    WrongVolumeKey,
-    #[error("Passphrases do not match.")]
-    OtherPassphrase,
     #[error("Nothing to read on input.")]
     NothingToRead,
-    #[error("Writes to {} may be lost: a flush failed.", .path.display())]
-    WritesLost { path: PathBuf },
     /// Message, hint and status, such as those of another process of Inlock.
     #[error("{0}")]
     Remote(String, Option<String>, Status),
@@ -143,20 +114,11 @@ impl CliError {
 
     fn status(&self) -> Status {
         match self {
-            Self::NoKey | Self::OtherKey | Self::WrongVolumeKey => Status::Permission,
-            Self::OtherPassphrase | Self::Declined(_) => Status::Permission,
-            Self::NoDevice { .. } | Self::NotADevice { .. } | Self::NoExport { .. } => Status::Device,
-            Self::NoImage { source: ImageError::Locked(_) | ImageError::LockedByHand, .. } => Status::Busy,
-            Self::NoImage { .. } => Status::Device,
+            Self::Declined(_) => Status::Permission,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
-            Self::AgainstPolicy { error, .. } => match error {
-                PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
-                PolicyError::KdfTooCostly { .. } => Status::Memory,
-                _ => Status::Wrong,
-            },
-            Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
-            Self::OpenElsewhere { .. } | Self::Overlaps { .. } => Status::Busy,
-            Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
+            Self::PolicyOfNew { error } => status_of_policy(error),
+            Self::AddressInUse { .. } | Self::NameInUse { .. } => Status::Busy,
+            Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Remote(_, _, status) | Self::Silent(status) => *status,
             _ => Status::Wrong,
         }
@@ -166,45 +128,17 @@ impl CliError {
         Some(match self {
             Self::Usage { action: Some(name), .. } => format!("run `inlock {name} --help` to list its options"),
             Self::Usage { action: None, .. } => "run `inlock --help` to list actions and options".to_owned(),
-            Self::Refused { hint, .. } | Self::InUse { hint, .. } => (*hint).to_owned(),
-            Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
-                format!("create an image file first: truncate -s SIZE {}", path.display())
-            }
-            Self::NoExport { source, .. } => return hint_of_export(source).map(ToOwned::to_owned),
-            Self::NoImage { source, .. } => return hint_of_image(source).map(ToOwned::to_owned),
-            Self::NotLuks { found: Some(version), .. } => {
-                format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
-            }
-            Self::NotLuks2 { .. } => "only LUKS2 has this; `inlock luksDump` shows the version".to_owned(),
-            Self::NotLuks { can_be_plain: true, .. } => {
-                "use --type plain for a volume without a header, --header for a detached header".to_owned()
-            }
-            Self::NotLuks { path, .. } => {
-                format!("run `inlock doctor {}` to search for a header; --header names a detached one", path.display())
-            }
-            Self::OpenElsewhere { .. } => {
-                "close it there; if this is a copy of it on other storage, use --allow-copy".to_owned()
-            }
-            Self::Overlaps { .. } => {
-                "give each volume a range of its own with --offset and --size, and --shared".to_owned()
-            }
-            Self::ReadOnly { .. } => "make it writable, or work on a copy".to_owned(),
-            Self::WrongVolumeKey => "check the volume key; it belongs to another volume".to_owned(),
-            Self::OtherPassphrase => "try again; nothing was changed".to_owned(),
+            Self::Refused { hint, .. } => (*hint).to_owned(),
             Self::NothingToRead => "pass the passphrase on standard input or with --key-file".to_owned(),
-            Self::HeaderLocked { .. } => {
-                "try again when the other program has released the lock of the header".to_owned()
-            }
             Self::TooSmall { path, len, needed } => {
                 format!("enlarge it from {len} to at least {needed} bytes: truncate -s SIZE {}", path.display())
             }
             Self::NameInUse { pid: Some(pid), .. } => {
                 format!("choose another name, or close it (process {pid}); run `inlock list` to see all")
             }
-            Self::AgainstPolicy { error, creating: true, .. } => {
+            Self::PolicyOfNew { error } => {
                 return hint_of_policy(error).map(|hint| hint.replace("to open it", "to create it"));
             }
-            Self::AgainstPolicy { error, .. } => return hint_of_policy(error).map(ToOwned::to_owned),
             Self::Held { .. } => "stop it first, or use `inlock close --deferred`".to_owned(),
             Self::Inactive { .. } => "run `inlock list` to see active volumes".to_owned(),
             Self::Gone { name } => format!("run `inlock close {name}` to clean up"),
@@ -212,10 +146,6 @@ impl CliError {
                 "wait until it has started; it may be asking for a passphrase".to_owned()
             }
             Self::Unreachable { pid, .. } => format!("check process {pid}; it may be stopped, or wait for a disk"),
-            Self::OtherKey => "check the passphrase and the header; the volume stays suspended".to_owned(),
-            Self::WritesLost { .. } => {
-                "check the device, and restore the data written since the last successful flush".to_owned()
-            }
             Self::Remote(_, hint, _) => return hint.clone(),
             Self::AddressInUse { .. } => "stop the server that listens there, or use another address".to_owned(),
             _ => return None,
@@ -225,6 +155,9 @@ impl CliError {
 
 /// Names the action in an error for a wrong command line, whose hint is then the help of that action.
 pub(crate) fn in_action(mut error: anyhow::Error, name: Option<&'static str>) -> anyhow::Error {
+    if kind_of(&error).is_some_and(kinds::is_of_command_line) {
+        return CliError::Usage { text: message_of(&error), action: name }.into();
+    }
     if let Some(CliError::Usage { action, .. }) = error.downcast_mut() {
         *action = name;
     }
@@ -237,7 +170,10 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
     if let Some(own) = error.downcast_ref::<CliError>() {
         return own.status();
     }
-    for cause in error.chain() {
+    if let Some(status) = error.downcast_ref::<Error>().and_then(kinds::status) {
+        return status;
+    }
+    for cause in causes(error) {
         if is_requested_cost(cause) {
             return Status::Wrong;
         }
@@ -254,6 +190,29 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
         }
     }
     Status::Wrong
+}
+
+/// Returns the error of the command in a chain, also if the library has passed it on.
+pub(crate) fn own_error(error: &anyhow::Error) -> Option<&CliError> {
+    let passed = || error.downcast_ref::<Error>().and_then(Error::cause).and_then(|cause| cause.downcast_ref());
+    error.downcast_ref().or_else(passed)
+}
+
+/// Returns what has happened in the library. `None`: it is an error of the command.
+pub(crate) fn kind_of(error: &anyhow::Error) -> Option<ErrorKind> {
+    error.downcast_ref().map(Error::kind)
+}
+
+/// Returns all errors of a chain, also those whose text is that of the error above.
+fn causes(error: &anyhow::Error) -> Vec<&(dyn std::error::Error + 'static)> {
+    let mut causes = Vec::new();
+    for cause in error.chain() {
+        causes.push(cause);
+        if let Some(told) = cause.downcast_ref::<Error>().and_then(Error::cause) {
+            causes.push(told);
+        }
+    }
+    causes
 }
 
 /// Whether options of a new keyslot request a cost over its limit.
@@ -280,7 +239,8 @@ fn status_of_io(error: &io::Error) -> Option<Status> {
 /// Returns the hint of an error.
 pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     let own = error.downcast_ref::<CliError>().and_then(CliError::hint);
-    own.or_else(|| error.chain().find_map(hint_of_volume).map(ToOwned::to_owned))
+    let own = own.or_else(|| error.downcast_ref::<Error>().and_then(kinds::hint));
+    own.or_else(|| causes(error).into_iter().find_map(hint_of_volume).map(ToOwned::to_owned))
 }
 
 /// Returns the hint of an error of the header.
@@ -406,148 +366,42 @@ fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
     }
 }
 
-/// Explains a violation of the policy. `what`: subject of the sentence.
-pub(crate) fn against_policy(what: String) -> impl FnOnce(PolicyError) -> anyhow::Error {
-    move |error| CliError::AgainstPolicy { what, error, creating: false }.into()
-}
-
-/// Explains, in cryptsetup's words, why the header at `path` cannot be loaded.
-pub(crate) fn cannot_load(path: &Path) -> impl FnOnce(LoadError) -> anyhow::Error {
-    let path = path.to_owned();
-    move |error| match error {
-        LoadError::NotLuks => CliError::NotLuks { path, found: None, can_be_plain: false }.into(),
-        error @ LoadError::Ambiguous(_) => anyhow::Error::from(error).context(CliError::Refused {
-            message: format!("Device {} contains ambiguous signatures", path.display()),
-            hint: "`inlock doctor` tells what is there; if it is the LUKS volume that you need, `inlock repair` \
-                   restores its header after a question, and --disable-blkid uses its second copy as it is",
-        }),
-        error => anyhow::Error::from(error).context(format!("cannot load the LUKS header of {}", path.display())),
-    }
-}
-
-/// Lets the hint of a device without a LUKS header name --type plain, which the action takes.
-pub(crate) fn may_be_plain(mut error: anyhow::Error) -> anyhow::Error {
-    if let Some(CliError::NotLuks { can_be_plain, .. }) = error.downcast_mut() {
-        *can_be_plain = true;
-    }
-    error
-}
-
-/// Explains, in cryptsetup's words, why a volume cannot be unlocked.
-pub(crate) fn cannot_unlock(path: &Path) -> impl FnOnce(UnlockError) -> anyhow::Error {
-    let path = path.to_owned();
-    move |error| match error {
-        UnlockError::WrongPassphrase => CliError::NoKey.into(),
-        UnlockError::NoUsableKeyslot => CliError::refused(
-            "No usable keyslot is available.",
-            "restore the header from a backup; all keyslots were erased",
-        ),
-        UnlockError::Policy(error) => against_policy(format!("Device {}", path.display()))(error),
-        UnlockError::KeyslotInactive(slot) => {
-            CliError::refused(format!("Keyslot {slot} is not active."), "run `inlock luksDump` to list the keyslots")
-        }
-        error => anyhow::Error::from(error).context(format!("cannot unlock {}", path.display())),
-    }
-}
-
 /// Explains why a volume cannot be created.
 pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::Error {
     let path = path.to_owned();
     move |error| match error {
         FormatError::DeviceTooSmall { needed, len } => CliError::TooSmall { path, len, needed }.into(),
-        FormatError::Policy(error) => {
-            CliError::AgainstPolicy { what: "The new volume".to_owned(), error, creating: true }.into()
+        FormatError::Policy(error) => CliError::PolicyOfNew { error }.into(),
+        FormatError::InvalidOption { option: "uuid", .. } => {
+            Error::new(ErrorKind::InvalidUuid, "Wrong LUKS UUID format provided.").into()
         }
-        FormatError::InvalidOption { option: "uuid", .. } => wrong_uuid(),
         FormatError::InvalidOption { option, reason } => CliError::usage(format!("Option --{option}: {reason}.")),
         error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
     }
 }
 
-fn wrong_uuid() -> anyhow::Error {
-    CliError::refused("Wrong LUKS UUID format provided.", "write it as 8-4-4-4-12 hexadecimal digits")
-}
-
-/// Explains, in cryptsetup's words, why a header cannot be changed.
-pub(crate) fn cannot_edit(path: &Path) -> impl FnOnce(EditError) -> anyhow::Error {
-    let path = path.to_owned();
-    move |error| {
-        let (message, hint) = match error {
-            EditError::NeedsLuks2(_) => return CliError::NotLuks2 { path }.into(),
-            EditError::WrongKey => return CliError::WrongVolumeKey.into(),
-            EditError::KeyslotInvalid { number, max } => (
-                format!("Key slot {number} is invalid, please select between 0 and {max}."),
-                "run `inlock luksDump` to list the keyslots",
-            ),
-            EditError::KeyslotInUse(number) => (
-                format!("Key slot {number} is full, please select another one."),
-                "run `inlock luksDump` to list the keyslots",
-            ),
-            EditError::KeyslotInactive(number) => {
-                (format!("Keyslot {number} is not active."), "run `inlock luksDump` to list the keyslots")
-            }
-            EditError::NoFreeKeyslot => {
-                ("All key slots full.".to_owned(), "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER")
-            }
-            EditError::NoFreeArea { .. } => {
-                ("No space for new keyslot.".to_owned(), "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER")
-            }
-            EditError::InvalidOption { option: "uuid", .. } => return wrong_uuid(),
-            EditError::InvalidOption { option, reason } => {
-                return CliError::usage(format!("Option --{option}: {reason}."));
-            }
-            error => return anyhow::Error::from(error).context(format!("cannot change {}", path.display())),
-        };
-        CliError::refused(message, hint)
+fn status_of_policy(error: &PolicyError) -> Status {
+    match error {
+        PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
+        PolicyError::KdfTooCostly { .. } => Status::Memory,
+        _ => Status::Wrong,
     }
 }
 
 /// Returns an error and its causes as one line.
 pub(crate) fn message_of(error: &anyhow::Error) -> String {
-    let mut chain = String::new();
-    let mut is_sentence = false;
-    for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
-        // The text of some errors includes their cause.
-        if !chain.is_empty() && chain.ends_with(&cause) {
-            continue;
-        }
-        if !chain.is_empty() {
-            // A sentence ends in a full stop, unless a cause follows. Other text may end in a name with one.
-            let end = chain.strip_suffix('.').filter(|_| is_sentence).map_or(chain.len(), str::len);
-            chain.truncate(end);
-            chain.push_str(": ");
-        }
-        chain.push_str(&cause);
-        is_sentence = cause.starts_with(char::is_uppercase);
-    }
-    chain
-}
-
-/// Removes ` (os error 2)` from the system's description of an error.
-fn without_number(text: &str) -> &str {
-    match text.rsplit_once(" (os error ") {
-        Some((words, number)) if number.trim_end_matches(')').bytes().all(|byte| byte.is_ascii_digit()) => words,
-        _ => text,
-    }
-}
-
-/// Explains why an image or device cannot be opened.
-pub(crate) fn cannot_open(path: &Path, creating: bool) -> impl FnOnce(io::Error) -> anyhow::Error {
-    let path = path.to_owned();
-    move |source| {
-        let busy = rustix::io::Errno::from_io_error(&source) == Some(rustix::io::Errno::BUSY);
-        if busy {
-            CliError::InUse { path, hint: "stop its users; it is mounted, or part of another device" }.into()
-        } else {
-            CliError::NoDevice { path, creating, source }.into()
-        }
-    }
+    inlock_open::error::message_of(error.as_ref())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use anyhow::anyhow;
+    use inlock_open::error::cannot_open;
+
+    fn of_kind(kind: ErrorKind) -> anyhow::Error {
+        Error::new(kind, "x").into()
+    }
 
     fn errno(number: rustix::io::Errno) -> anyhow::Error {
         anyhow::Error::from(io::Error::from_raw_os_error(number.raw_os_error())).context("outer")
@@ -561,18 +415,18 @@ mod tests {
         for (error, status) in [
             (CliError::usage("Wrong."), Status::Wrong),
             (CliError::refused("Wrong.", "y"), Status::Wrong),
-            (CliError::NoKey.into(), Status::Permission),
-            (CliError::NoDevice { path: path.clone(), creating: true, source: missing() }.into(), Status::Device),
-            (CliError::NotADevice { path: path.clone() }.into(), Status::Device),
-            (CliError::NotLuks { path: path.clone(), found: None, can_be_plain: true }.into(), Status::Wrong),
-            (CliError::HeaderLocked { path: path.clone() }.into(), Status::Busy),
-            (CliError::InUse { path: path.clone(), hint: "" }.into(), Status::Busy),
+            (Error::no_key().into(), Status::Permission),
+            (cannot_open(&path, true)(missing()).into(), Status::Device),
+            (of_kind(ErrorKind::NotADevice), Status::Device),
+            (Error::not_luks(&path, None).into(), Status::Wrong),
+            (of_kind(ErrorKind::HeaderLocked), Status::Busy),
+            (of_kind(ErrorKind::InUse), Status::Busy),
             (CliError::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
             (CliError::NameInUse { name: "x".to_owned(), pid: None }.into(), Status::Busy),
             (CliError::Inactive { name: "x".to_owned() }.into(), Status::Device),
             (CliError::Gone { name: "x".to_owned() }.into(), Status::Device),
             (CliError::Unreachable { name: "x".to_owned(), pid: 1 }.into(), Status::Busy),
-            (CliError::OtherKey.into(), Status::Permission),
+            (Error::other_key().into(), Status::Permission),
             (CliError::Remote("x".to_owned(), None, Status::from_number(3)).into(), Status::Memory),
             (CliError::Silent(Status::Device).into(), Status::Device),
             (errno(Errno::PERM), Status::Permission),
@@ -591,10 +445,10 @@ mod tests {
     #[test]
     fn cli_error_decides_anywhere_in_chain() {
         let permission = || errno(rustix::io::Errno::PERM);
-        let not_luks = || CliError::NotLuks { path: "x".into(), found: None, can_be_plain: false };
+        let not_luks = || Error::not_luks(Path::new("x"), None);
         assert_eq!(status_of(&permission().context(not_luks())), Status::Wrong);
         assert_eq!(status_of(&permission().context(not_luks()).context("outer")), Status::Wrong);
-        assert_eq!(status_of(&anyhow::Error::from(CliError::NoKey).context("outer")), Status::Permission);
+        assert_eq!(status_of(&anyhow::Error::from(Error::no_key()).context("outer")), Status::Permission);
         assert!(hint_of(&permission().context(not_luks()).context("outer")).is_some());
     }
 
@@ -612,16 +466,9 @@ mod tests {
     }
 
     #[test]
-    fn number_of_system_error_is_removed() {
-        assert_eq!(without_number("No such file or directory (os error 2)"), "No such file or directory");
-        assert_eq!(without_number("odd (os error x)"), "odd (os error x)");
-        assert_eq!(without_number("plain"), "plain");
-    }
-
-    #[test]
     fn missing_image_has_hint_with_truncate() {
         let source = io::Error::from(io::ErrorKind::NotFound);
-        let error = CliError::NoDevice { path: "disk.img".into(), creating: true, source };
-        assert_eq!(error.hint().as_deref(), Some("create an image file first: truncate -s SIZE disk.img"));
+        let error = cannot_open(Path::new("disk.img"), true)(source).into();
+        assert_eq!(hint_of(&error).as_deref(), Some("create an image file first: truncate -s SIZE disk.img"));
     }
 }

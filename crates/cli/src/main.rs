@@ -10,42 +10,32 @@ mod attach;
 mod commands;
 mod control;
 mod error;
+mod header_file;
+mod host;
 mod many;
-mod path_text;
+mod output;
 mod system;
 mod tls;
 mod ui;
 mod values;
-mod volume;
 
 use std::process::ExitCode;
 
 use args::parse::Request;
 use commands::ACTIONS;
-use error::{CliError, Status, in_action};
+use error::{CliError, Status, in_action, kind_of};
+use inlock_open::ErrorKind;
 use system::signals;
 use ui::print::{Details, print, print_debug, print_stderr, report, set_debug, set_verbose};
 
 fn main() -> ExitCode {
-    volume::secret::harden();
+    system::harden::harden();
     signals::survive_size_limit();
     let invocation = match args::parse::parse(ACTIONS, std::env::args_os().skip(1)) {
         Ok(invocation) => invocation,
         Err(error) => return ExitCode::from(report(&error) as u8),
     };
-    if invocation.disable_locks {
-        volume::lock::disable_header_locks();
-    }
-    if invocation.disable_blkid {
-        volume::header::ignore_signatures();
-    }
-    if invocation.allow_copy {
-        volume::lock::allow_copies();
-    }
-    if invocation.serialize_pbkdf {
-        volume::lock::serialize_memory_hard_pbkdf();
-    }
-    volume::remote::set_options(invocation.remote_options);
+    host::set_settings(invocation.settings);
     let stdout_is_data = matches!(&invocation.request, Request::Run(prepared) if prepared.stdout_is_data);
     if invocation.verbose {
         set_verbose(if stdout_is_data { Details::Stderr } else { Details::Stdout });
@@ -53,7 +43,7 @@ fn main() -> ExitCode {
     if let Some(debug) = invocation.debug {
         set_debug(debug);
         let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-        let shown: Vec<_> = words.iter().map(|word| volume::remote::shown(word)).collect();
+        let shown: Vec<_> = words.iter().map(|word| inlock_open::remote::shown(word)).collect();
         print_debug(format_args!("inlock {} processing \"{}\"", env!("CARGO_PKG_VERSION"), shown.join(" ")));
     }
     let status = match run(invocation.request) {
@@ -84,6 +74,9 @@ fn run(request: Request) -> anyhow::Result<u8> {
 
 /// Terminates the process by the signal that interrupted it, so that its parent sees that.
 fn die_by_signal(error: &anyhow::Error) {
+    if let Some(ErrorKind::Interrupted(number)) = kind_of(error) {
+        signals::default_action(number);
+    }
     match error.downcast_ref() {
         Some(CliError::Interrupted(number)) => signals::default_action(*number),
         Some(CliError::OutputClosed) => signals::default_action(rustix::process::Signal::PIPE.as_raw()),

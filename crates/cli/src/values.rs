@@ -3,26 +3,15 @@
 //! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB`
 //! in 1000.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::Context;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use inlock_cipher::{AeadSpec, CipherSpec, InvalidCipherSpec};
+pub(crate) use inlock_open::any_cipher::{AnyCipher, integrity_in_header};
+pub(crate) use inlock_open::range::Range;
 
-use crate::path_text;
-
-/// A byte range of a volume's plaintext, or of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes. `None`: to the end.
-    pub len: Option<u64>,
-}
+use inlock_open::path_text;
 
 /// Address that a server listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,57 +36,6 @@ pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
 /// Cipher specifications.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ciphers(pub Vec<AnyCipher>);
-
-/// A cipher, authenticated or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AnyCipher {
-    Plain(CipherSpec),
-    Authenticated(AeadSpec),
-}
-
-impl AnyCipher {
-    /// Returns the ciphers of each kind.
-    pub(crate) fn divide(all: &[Self]) -> (Vec<CipherSpec>, Vec<AeadSpec>) {
-        let (mut plain, mut authenticated) = (Vec::new(), Vec::new());
-        for cipher in all {
-            match *cipher {
-                Self::Plain(spec) => plain.push(spec),
-                Self::Authenticated(spec) => authenticated.push(spec),
-            }
-        }
-        (plain, authenticated)
-    }
-}
-
-impl FromStr for AnyCipher {
-    type Err = InvalidCipherSpec;
-
-    fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
-        // `+` is in no other notation: `aes-gcm-random+aead`, `aes-xts-plain64+hmac-sha256`.
-        if let Some((cipher, integrity)) = text.rsplit_once('+') {
-            return AeadSpec::from_luks2(cipher, &integrity_in_header(integrity)).map(Self::Authenticated);
-        }
-        let plain = text.parse().map(Self::Plain);
-        plain.or_else(|error| text.parse().map(Self::Authenticated).map_err(|_| error))
-    }
-}
-
-impl fmt::Display for AnyCipher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Plain(spec) => spec.fmt(f),
-            Self::Authenticated(spec) => spec.fmt(f),
-        }
-    }
-}
-
-/// Returns the name that LUKS2 has for a value of `--integrity`: `hmac(sha256)` for `hmac-sha256`.
-pub(crate) fn integrity_in_header(name: &str) -> Cow<'_, str> {
-    match name.strip_prefix("hmac-") {
-        Some(hash) => format!("hmac({hash})").into(),
-        None => name.into(),
-    }
-}
 
 /// Parses cipher specifications between commas, which some contain: `xchacha12,aes-adiantum-plain64,aes-xts-plain64`.
 pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {

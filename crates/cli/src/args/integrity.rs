@@ -7,8 +7,8 @@ use inlock_integrity::{Mode, TagAlgorithm};
 
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::integrity_args::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalArgs, JournalCipherArgs};
-use crate::volume::integrity_line::DEFAULT_COMMIT_TIME;
+use inlock_open::integrity_args::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalArgs, JournalCipherArgs};
+use inlock_open::integrity_line::DEFAULT_COMMIT_TIME;
 
 /// Options that open a volume.
 pub(crate) const INTEGRITY: &[&str] = &[

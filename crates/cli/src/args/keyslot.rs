@@ -1,5 +1,6 @@
 //! Conversion of the options of new keyslots: costs, ciphers, and their passphrases or keys.
 
+use inlock_open::source::KeySource;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -9,7 +10,7 @@ use inlock_volume::{Hash, Kdf, KdfError, KdfKind, KdfRequest, NewKeyslot, Volume
 use super::options::Options;
 use super::source::{hash_of, key_args_or, key_bytes, key_file};
 use crate::error::CliError;
-use crate::volume::source::{KeyArgs, NewKeyArgs};
+use inlock_open::source::{KeyArgs, NewKeyArgs};
 
 /// Cost of a keyslot.
 #[derive(Clone, Debug)]
@@ -175,7 +176,7 @@ pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::
         }
     }
     let key = KeyArgs {
-        file,
+        source: file.unwrap_or(KeySource::Ask),
         offset: options.new_keyfile_offset.unwrap_or(0),
         size: options.new_keyfile_size,
         slot: None,

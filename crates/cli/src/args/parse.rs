@@ -18,8 +18,10 @@ use super::options::Options;
 use super::source::check_remote;
 use super::suggest::nearest;
 use crate::error::{CliError, in_action};
+use crate::ui::log::log_about;
 use crate::ui::print::{Debug, print_stderr};
-use crate::volume::remote::{self, RemoteOptions};
+use inlock_open::host::Settings;
+use inlock_open::remote::RemoteOptions;
 
 /// A checked command line.
 pub(crate) struct Invocation {
@@ -30,16 +32,8 @@ pub(crate) struct Invocation {
     pub verbose: bool,
     /// `--debug`
     pub debug: Option<Debug>,
-    /// `--disable-locks`
-    pub disable_locks: bool,
-    /// `--disable-blkid`
-    pub disable_blkid: bool,
-    /// `--allow-copy`
-    pub allow_copy: bool,
-    /// `--serialize-memory-hard-pbkdf`
-    pub serialize_pbkdf: bool,
-    /// For devices that are not on this host.
-    pub remote_options: RemoteOptions,
+    /// What all openings share.
+    pub settings: Settings,
 }
 
 /// The request of a command line.
@@ -53,10 +47,26 @@ pub(crate) enum Request {
     Run(Prepared),
 }
 
+/// Converts the options that all openings of this process share.
+fn settings(options: &Options) -> anyhow::Result<Settings> {
+    let mut settings = Settings::default();
+    settings.no_header_locks = options.disable_locks;
+    settings.allow_copies = options.allow_copy;
+    settings.serialize_derivations = options.serialize_memory_hard_pbkdf;
+    settings.ignore_signatures = options.disable_blkid;
+    settings.remote = remote_options(options)?;
+    Ok(settings)
+}
+
+/// Prints an event of an export. Does not block: the store's thread keeps time.
+fn report(uri: &str, event: &str) {
+    log_about(format_args!("warning: {uri}"), event);
+}
+
 /// Converts the options for exports and images.
 fn remote_options(options: &Options) -> anyhow::Result<RemoteOptions> {
     let RemoteOptions { nbd: mut store, mut rbd } = RemoteOptions::default();
-    store.notify = Some(remote::report);
+    store.notify = Some(report);
     if let Some(seconds) = options.connect_timeout {
         store.connect_timeout = Duration::from_secs(seconds);
     }
@@ -105,23 +115,10 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     let action = word.as_ref().map(|word| find(actions, word, &mut options, &mut words));
     options.key_file = options.key_files.first().cloned();
     options.given = given(&command, &matches);
-    let (debug, disable_locks, disable_blkid) = (debug_of(&options), options.disable_locks, options.disable_blkid);
-    let (allow_copy, verbose) = (options.allow_copy, options.verbose || debug.is_some());
-    let (serialize_pbkdf, remote_options) = (options.serialize_memory_hard_pbkdf, remote_options(&options)?);
+    let debug = debug_of(&options);
+    let (verbose, settings) = (options.verbose || debug.is_some(), settings(&options)?);
     let name = action.as_ref().and_then(|found| found.as_ref().ok()).map(|found| found.name);
-    let done = |request| {
-        Ok(Invocation {
-            request,
-            action: name,
-            verbose,
-            debug,
-            disable_locks,
-            disable_blkid,
-            allow_copy,
-            serialize_pbkdf,
-            remote_options,
-        })
-    };
+    let done = |request| Ok(Invocation { request, action: name, verbose, debug, settings });
     if options.version {
         return done(Request::Version);
     }

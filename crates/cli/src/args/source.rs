@@ -1,5 +1,6 @@
 //! Conversion of the options that actions share: volumes, keys, ciphers, key derivation.
 
+use crate::host::CommandLine;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,16 +17,16 @@ use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
 
-use crate::volume::engine::EngineArgs;
-use crate::volume::keyring::KeyLink;
-use crate::volume::policy_file;
-use crate::volume::remote::{self, RemoteKind};
-use crate::volume::source::{
-    FreshnessArgs, HeaderArgs, KeyArgs, KeyFile, Luks, NoJournal, SourceArgs, TokenArgs, VolumeKeyArgs,
+use inlock_open::engine::EngineArgs;
+use inlock_open::keyring::KeyLink;
+use inlock_open::policy_file;
+use inlock_open::remote::{self, RemoteKind};
+use inlock_open::source::{
+    FreshnessArgs, HeaderArgs, KeyArgs, KeySource, Luks, NoJournal, SourceArgs, TokenArgs, VolumeKeyArgs,
     VolumeKeyOrigin, VolumeType,
 };
-use crate::volume::table::TableArg;
-use crate::volume::token::HELPERS;
+use inlock_open::table::TableArg;
+use inlock_open::token::HELPERS;
 
 /// Converts the options of an action on a LUKS header.
 pub(crate) fn header_args(options: &Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
@@ -37,8 +38,8 @@ pub(crate) fn header_args(options: &Options, image: PathBuf) -> anyhow::Result<H
 }
 
 /// Returns a key file with this name: `-` is standard input.
-pub(crate) fn key_file(path: PathBuf) -> KeyFile {
-    if path.as_os_str() == "-" { KeyFile::Stdin } else { KeyFile::Path(path) }
+pub(crate) fn key_file(path: PathBuf) -> KeySource {
+    if path.as_os_str() == "-" { KeySource::Input } else { KeySource::File(path) }
 }
 
 /// Converts the options of a passphrase or key.
@@ -62,12 +63,12 @@ pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyho
         return Err(CliError::usage("Option --keyfile-size needs a number above zero."));
     }
     Ok(KeyArgs {
-        file,
+        source: file.unwrap_or(KeySource::Ask),
         offset: options.keyfile_offset.unwrap_or(0),
         size: options.keyfile_size,
         slot: options.key_slot,
         tries: options.tries.unwrap_or(3),
-        timeout_secs: options.timeout.filter(|secs| *secs > 0),
+        timeout: options.timeout.filter(|secs| *secs > 0).map(Duration::from_secs),
         verify: options.verify_passphrase,
         volume_key: volume_key_args(options)?,
         tokens: token_args(options)?,
@@ -118,7 +119,7 @@ pub(crate) fn links_of(options: &Options) -> anyhow::Result<Vec<KeyLink>> {
     if options.disable_keyring && !options.link_vk_to_keyring.is_empty() {
         return Err(CliError::usage("Option --link-vk-to-keyring is not allowed with --disable-keyring."));
     }
-    options.link_vk_to_keyring.iter().map(|text| KeyLink::parse(text)).collect()
+    options.link_vk_to_keyring.iter().map(|text| Ok(KeyLink::parse(text)?)).collect()
 }
 
 /// Converts `--type` and the options that go with it.
@@ -274,7 +275,10 @@ fn freshness_args(options: &Options) -> anyhow::Result<Option<FreshnessArgs>> {
 ///
 /// Fails if the policy file cannot be used, or pins what an option pins too.
 pub(crate) fn policy_of(options: &Options) -> anyhow::Result<HeaderPolicy> {
-    let mut policy = options.policy.as_deref().map_or_else(|| Ok(HeaderPolicy::default()), policy_file::read)?;
+    let mut policy = options
+        .policy
+        .as_deref()
+        .map_or_else(|| Ok(HeaderPolicy::default()), |path| policy_file::read(&CommandLine, path))?;
     let twice = |option: &str, key: &str| {
         Err(CliError::usage(format!("Option --{option} is not allowed with a policy that has {key}.")))
     };

@@ -1,5 +1,6 @@
 //! Conversion of the options of dm-verity devices. Names, defaults and rules are veritysetup's.
 
+use crate::host::CommandLine;
 use std::path::{Path, PathBuf};
 
 use inlock_verity::{HashType, MAX_SALT_LEN, hash_named};
@@ -8,8 +9,8 @@ use inlock_volume::HeaderPolicy;
 use super::action::Arguments;
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::policy_file;
-use crate::volume::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
+use inlock_open::policy_file;
+use inlock_open::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
 
 /// Options of reading corrupted blocks and zeroes.
 pub(crate) const ON_FAULT: &[&str] = &["ignore-corruption", "ignore-zero-blocks"];
@@ -69,7 +70,7 @@ pub(crate) fn verity_args(
 
 /// Returns the number of data blocks that a policy pins. Its other keys are for encrypted volumes.
 fn data_blocks_of(path: &Path, given: Option<u64>) -> anyhow::Result<Option<u64>> {
-    let policy = policy_file::read(path)?;
+    let policy = policy_file::read(&CommandLine, path)?;
     let mut only = HeaderPolicy::default();
     only.data_blocks = policy.data_blocks;
     if policy != only {

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::system::mounts::unescape;
-use crate::volume::device::is_taken;
+use inlock_open::device::is_taken;
+use inlock_open::mounts::unescape;
 
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);

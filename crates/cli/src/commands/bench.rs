@@ -9,8 +9,8 @@ use inlock_bench::Subject;
 use crate::args::action::{Action, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
+use crate::output::{Existing, Output};
 use crate::ui::print::{print, print_stderr};
-use crate::volume::output::{Existing, Output};
 
 pub(crate) const ACTION: Action = Action {
     name: "bench",

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use super::status::add_common_names;
 use super::top::{self, Source};
 use crate::args::action::{Action, Prepared};
-use crate::error::{CliError, cannot_open};
+use crate::error::CliError;
 use crate::many::control::{self, request};
 use crate::many::status::{Listed, ListedStatus};
 use crate::ui::columns::Columns;
 use crate::ui::print::print;
+use inlock_open::error::cannot_open;
 
 /// Maximum length of a file with the keys of a volume in bytes.
 const MAX_KEYS: u64 = 65_536;

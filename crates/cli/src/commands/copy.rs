@@ -7,7 +7,7 @@ use crate::args::source::source_args;
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::values::Range;
-use crate::volume::source::SourceArgs;
+use inlock_open::source::SourceArgs;
 
 /// A copy out of a volume or into one.
 pub(super) struct CopyArgs {

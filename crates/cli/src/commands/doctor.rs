@@ -11,14 +11,15 @@ use inlock_volume::{
 use serde::Serialize;
 
 use crate::args::action::{Action, IMAGE, Prepared};
-use crate::path_text;
+use crate::host::context;
 use crate::ui::print::print;
 use crate::ui::progress::{Progress, Show};
-use crate::volume::device::{Device, OpenMode};
-use crate::volume::header::{ENCRYPTED_CLONE, is_encrypted_clone};
-use crate::volume::lock::{self, Mode};
-use crate::volume::remote::DeviceHeader;
-use crate::volume::removed_integrity::{self, Start};
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::header::{ENCRYPTED_CLONE, is_encrypted_clone};
+use inlock_open::lock::{self, Mode};
+use inlock_open::path_text;
+use inlock_open::remote::DeviceHeader;
+use inlock_open::removed_integrity::{self, Start};
 use std::path::PathBuf;
 
 pub(crate) const ACTION: Action = Action {
@@ -67,7 +68,7 @@ enum Health {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    #[serde(with = "crate::path_text")]
+    #[serde(with = "inlock_open::path_text")]
     device: PathBuf,
     length: u64,
     health: Health,
@@ -130,8 +131,8 @@ struct Advice {
 }
 
 fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
-    let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
-    let data = args.header.as_ref().map(|_| Device::open(&args.image, OpenMode::Read)).transpose()?;
+    let device = Device::open(context(), args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
+    let data = args.header.as_ref().map(|_| Device::open(context(), &args.image, OpenMode::Read)).transpose()?;
     let data = data.as_ref().unwrap_or(&device);
     let header = device.header()?;
     let location = if args.header.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };

@@ -15,10 +15,11 @@ use inlock_engine::{self as engine, zoned::Zone};
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
 use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
+use crate::host::context;
+use crate::output::{Existing, Output};
 use crate::ui::progress::Progress;
-use crate::volume::open::{KeySource, open};
-use crate::volume::output::{Existing, Output};
-use crate::volume::zones;
+use inlock_open::open;
+use inlock_open::zones;
 
 pub(crate) const ACTION: Action = Action {
     name: "export",
@@ -36,7 +37,7 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(args: &CopyArgs) -> anyhow::Result<()> {
     let mut output = check_output(args)?;
-    let unlocked = open(&args.source, false, KeySource::User { stdin_taken: false })?;
+    let unlocked = open(context(), &args.source, false, None)?;
     let access = engine::Access { read_only: true, allow_discards: false };
     let stores = unlocked.into_device(IoMode::Sync, access)?;
     let device = BlockingDevice::new(stores.device.clone());

@@ -10,10 +10,10 @@ use inlock_verity::{FileDigest, FileParameters, digest_file};
 use crate::args::action::{Action, Arguments, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
-use crate::path_text;
+use crate::output::{self, Existing};
 use crate::ui::print::print;
-use crate::volume::output::{self, Existing};
-use crate::volume::verity::{hex, unhex};
+use inlock_open::path_text;
+use inlock_open::verity::{hex, unhex};
 
 pub(crate) const ACTION: Action = Action {
     name: "fsverity",

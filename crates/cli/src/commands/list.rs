@@ -8,9 +8,9 @@ use crate::control::files::Files;
 use crate::control::info::RuntimeInfo;
 use crate::control::state_file::StateFile;
 use crate::error::{CliError, message_of};
-use crate::path_text;
 use crate::ui::columns::Columns;
 use crate::ui::print::{print, warn};
+use inlock_open::path_text;
 
 pub(crate) const ACTION: Action = Action {
     name: "list",

@@ -35,13 +35,14 @@ use crate::control::name::Name;
 use crate::control::served::{self, ControlHooks, ServedVolume};
 use crate::control::server::Control;
 use crate::error::{CliError, Status};
+use crate::host::context;
 use crate::system::signals::{self, Caught};
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::{print, print_stderr, report, warn};
 use crate::values::Listen;
-use crate::volume::engine::EngineArgs;
-use crate::volume::open::{KeySource, has_zones, open};
-use crate::volume::source::SourceArgs;
+use inlock_open::engine::EngineArgs;
+use inlock_open::open::{has_zones, open};
+use inlock_open::source::SourceArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "open",
@@ -169,9 +170,9 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let mut claim = Claim::take(&args.name, Purpose::Attach)?;
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let method = choose_method(args, recover.map(|(method, _)| method))?;
-    let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
+    let keys = launcher.as_ref().map(|parent| parent as _);
     let engine = args.engine.map(EngineArgs::start).transpose()?;
-    let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     // In the background the launcher's process does it.
     let links = if launcher.is_none() { &*args.source.links } else { &[] };
@@ -244,7 +245,7 @@ fn announce(claim: &mut Claim, info: &RuntimeInfo) -> anyhow::Result<()> {
 
 /// Chooses the method of attachment: that of a device to recover, or the given one, or the best one here.
 fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Result<AttachMethod> {
-    let is_zoned = !args.read_only && has_zones(&args.source);
+    let is_zoned = !args.read_only && has_zones(context(), &args.source);
     let method = method::choose(recover.or(args.method), is_zoned)?;
     check_engine(args.engine, method)?;
     if args.source.flags.allow_discards && !method.has_discards() {

@@ -8,8 +8,9 @@ use crate::args::options::Options;
 use crate::control::client::Client;
 use crate::control::name::Name;
 use crate::error::CliError;
-use crate::volume::header::Header;
-use crate::volume::source::{HeaderArgs, Luks};
+use crate::host::context;
+use inlock_open::header::Header;
+use inlock_open::source::{HeaderArgs, Luks};
 
 /// Flags of a device-mapper table that a header can store. There, they are written with dashes.
 const FLAGS: &[&str] =
@@ -47,7 +48,7 @@ pub(super) fn store(name: &Name) -> anyhow::Result<()> {
     if integrity.is_some_and(|state| state.mode == "direct") {
         flags.push(NO_JOURNAL.to_owned());
     }
-    header.edit(&[], |volume, device| {
+    Ok(header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a flag")) };
         let mut all: Vec<String> = flags.iter().map(|flag| flag.replace('_', "-")).collect();
         // Flags that Inlock does not know stay.
@@ -55,7 +56,7 @@ pub(super) fn store(name: &Name) -> anyhow::Result<()> {
         let is_known = |flag: &str| FLAGS.contains(&flag) || flag == own;
         all.extend(others.filter(|flag| !is_known(&flag.replace('-', "_"))).cloned());
         luks2.set_flags(device, &all.iter().map(String::as_str).collect::<Vec<_>>())
-    })
+    })?)
 }
 
 fn load(image: &Path, header: Option<&Path>) -> anyhow::Result<Header> {
@@ -65,7 +66,7 @@ fn load(image: &Path, header: Option<&Path>) -> anyhow::Result<Header> {
         luks: Luks::Any,
         policy: HeaderPolicy::default(),
     };
-    let header = Header::load_to_edit(&at)?;
+    let header = Header::load_to_edit(context(), &at)?;
     header.check_luks2()?;
     Ok(header)
 }

@@ -13,7 +13,7 @@ use crate::control::client::Client;
 use crate::control::name::Name;
 use crate::error::CliError;
 use crate::system::pipe;
-use crate::volume::table::{self, TableArg};
+use inlock_open::table::{self, TableArg};
 
 pub(crate) const ACTION: Action = Action {
     name: "reload",

@@ -11,9 +11,10 @@ use crate::args::source::links_of;
 use crate::control::client::Client;
 use crate::control::name::Name;
 use crate::error::CliError;
+use crate::host::context;
 use crate::system::pipe;
-use crate::volume::keyring::{KeyLink, LinkedKeys, check_links};
-use crate::volume::open::ask_key;
+use inlock_open::keyring::{KeyLink, LinkedKeys, check_links};
+use inlock_open::open::ask_key;
 
 pub(crate) const ACTION: Action = Action {
     name: "resume",
@@ -50,7 +51,7 @@ fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&st
         return client.command(&resume, None).map(drop);
     }
     let source = key.source(&status.info)?;
-    let key = ask_key(&source)?;
+    let key = ask_key(context(), &source)?;
     let pipe = pipe::filled(key.as_bytes()).context("cannot pass the key")?;
     let linked = LinkedKeys::link(links, &key)?;
     drop(key);

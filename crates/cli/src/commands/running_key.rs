@@ -11,11 +11,12 @@ use crate::args::options::Options;
 use crate::args::source::{key_args, policy_of};
 use crate::control::info::RuntimeInfo;
 use crate::error::CliError;
-use crate::volume::edit::scrubbed;
-use crate::volume::header::Header;
-use crate::volume::integrity_args::JournalArgs;
-use crate::volume::open::ask_key;
-use crate::volume::source::{HeaderArgs, KeyArgs, Luks, SourceArgs, VolumeType};
+use crate::host::context;
+use inlock_open::edit::scrubbed;
+use inlock_open::header::Header;
+use inlock_open::integrity_args::JournalArgs;
+use inlock_open::open::ask_key;
+use inlock_open::source::{HeaderArgs, KeyArgs, Luks, SourceArgs, VolumeType};
 
 /// Options of a key that an action on a running volume takes.
 pub(super) struct RunningKey {
@@ -55,7 +56,8 @@ impl RunningKey {
             return Err(CliError::refused(message, "leave the options of the key out"));
         }
         let source = self.source(info)?;
-        scrubbed(|| ask_key(&source)).map(drop)
+        scrubbed(|| ask_key(context(), &source))?;
+        Ok(())
     }
 
     /// Returns the source that the volume was opened from, as far as the key depends on it.
@@ -118,7 +120,7 @@ pub(super) fn check_header(info: &RuntimeInfo, path: Option<&Path>) -> anyhow::R
         return Err(CliError::usage("Option --header is allowed only for LUKS volumes."));
     }
     let at = HeaderArgs { image: path.to_owned(), header: None, luks: Luks::Any, policy: HeaderPolicy::default() };
-    if Header::load(&at, true)?.volume.uuid() == info.uuid.as_deref().unwrap_or_default() {
+    if Header::load(context(), &at, true)?.volume.uuid() == info.uuid.as_deref().unwrap_or_default() {
         return Ok(());
     }
     Err(CliError::refused(

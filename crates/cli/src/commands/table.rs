@@ -13,10 +13,11 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, REMOTE, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::source::source_args;
 use crate::error::CliError;
+use crate::host::context;
 use crate::ui::print::{print, warn};
-use crate::volume::open::{KeySource, open};
-use crate::volume::source::{SourceArgs, VolumeType};
-use crate::volume::verity_table;
+use inlock_open::open;
+use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::verity_table;
 
 pub(crate) const ACTION: Action = Action {
     name: "table",
@@ -53,7 +54,7 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
         // As given: its devices may be needed to open it.
         VolumeType::Table(table) if table.is_stack() => (table.take()?, Vec::new()),
         _ => {
-            let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
+            let unlocked = open(context(), source, false, None)?;
             let files = unlocked.files();
             let name = unlocked.info.uuid.as_ref().map_or_else(|| "volume".to_owned(), |uuid| format!("luks-{uuid}"));
             (unlocked.table(&name)?, files)

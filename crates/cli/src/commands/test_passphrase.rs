@@ -1,11 +1,12 @@
 //! `open --test-passphrase`: reports by the exit status whether a passphrase unlocks the volume.
 
 use crate::error::CliError;
-use crate::volume::edit::scrubbed;
-use crate::volume::header::Header;
-use crate::volume::keyring::{LinkedKeys, check_links};
-use crate::volume::secret::Ask;
-use crate::volume::source::{HeaderArgs, Luks, SourceArgs, VolumeType};
+use crate::host::context;
+use inlock_open::edit::scrubbed;
+use inlock_open::header::Header;
+use inlock_open::keyring::{LinkedKeys, check_links};
+use inlock_open::secret::Ask;
+use inlock_open::source::{HeaderArgs, Luks, SourceArgs, VolumeType};
 
 /// Returns the version of the header, or fails if the type has no header.
 pub(super) fn check_type(args: &SourceArgs) -> anyhow::Result<Luks> {
@@ -18,12 +19,12 @@ pub(super) fn check_type(args: &SourceArgs) -> anyhow::Result<Luks> {
 /// Tests a passphrase. An unbound keyslot counts if it is named, or with `unbound`.
 pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Result<()> {
     let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
-    let header = Header::load(&at, false)?;
+    let header = Header::load(context(), &at, false)?;
     header.check(&args.policy)?;
     check_links(&args.links, &header.kind())?;
-    let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, stdin_taken: false };
+    let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, context: context() };
     let of_keyslot = args.key.volume_key.is_none() && (unbound || args.key.slot.is_some());
-    scrubbed(|| {
+    scrubbed(|| -> inlock_open::Result<()> {
         let key = match of_keyslot {
             true => match header.try_tokens(&args.key, &args.policy, ask)? {
                 Some(unlocked) => unlocked.key,
@@ -32,5 +33,6 @@ pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Resul
             false => header.unlock(&args.key, &args.policy, ask)?.key,
         };
         LinkedKeys::link(&args.links, &key).map(LinkedKeys::keep)
-    })
+    })?;
+    Ok(())
 }

@@ -14,8 +14,8 @@ use crate::error::CliError;
 use crate::system::signals;
 use crate::ui::print::{print, print_stderr};
 use crate::ui::progress::{Progress, Show};
-use crate::volume::integrity::cannot_use;
-use crate::volume::unlocked::LockedStores;
+use inlock_open::integrity::cannot_use;
+use inlock_open::unlocked::LockedStores;
 
 /// Most threads that write.
 const THREADS: usize = 4;

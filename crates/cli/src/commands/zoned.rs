@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 use crate::args::action::{Action, Prepared};
 use crate::args::options::Options;
 use crate::error::CliError;
-use crate::path_text;
+use crate::host::context;
 use crate::ui::print::print;
-use crate::volume::device::{Device, OpenMode};
-use crate::volume::lock::{self, Mode};
-use crate::volume::zones::cannot_use;
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::lock::{self, Mode};
+use inlock_open::path_text;
+use inlock_open::zones::cannot_use;
 
 pub(crate) const ACTION: Action = Action {
     name: "zoned",
@@ -124,15 +125,15 @@ fn create(path: &Path, mut layout: ZonedLayout) -> anyhow::Result<()> {
         ));
     }
     // Refuses a file that another process serves. A missing file is created.
-    let _lock = match Device::open(path, OpenMode::Create) {
+    let _lock = match Device::open(context(), path, OpenMode::Create) {
         Ok(device) => Some(lock::whole_device(&device, Mode::Exclusive)?),
         Err(_) => None,
     };
-    ZonedFile::create(path, &layout).map_err(cannot_use(path))
+    Ok(ZonedFile::create(path, &layout).map_err(cannot_use(path))?)
 }
 
 fn report(path: &Path, json: bool) -> anyhow::Result<()> {
-    let device = Device::open(path, OpenMode::Read)?;
+    let device = Device::open(context(), path, OpenMode::Read)?;
     let (kind, (limits, zones)) = if device.is_block() {
         ("device", zones_of_device(&device)?)
     } else if ZonedFile::is_zoned(&device.path) {

@@ -6,6 +6,7 @@
 //! Until it is [`ready`](Launcher::ready) the child has the parent's output; if it exits before, the parent exits with
 //! its status.
 
+use crate::host::library_error;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,12 +22,13 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use sd_notify::NotifyState;
 
 use crate::error::{CliError, Status};
+use crate::host::context;
 use crate::system::{pipe, socket};
 use crate::ui::log_file::LogFile;
 use crate::ui::print::warn;
-use crate::volume::keyring::LinkedKeys;
-use crate::volume::open::{KeyProvider, ask_key};
-use crate::volume::source::{SourceArgs, VolumeType};
+use inlock_open::keyring::LinkedKeys;
+use inlock_open::open::{KeyProvider, ask_key};
+use inlock_open::source::{SourceArgs, VolumeType};
 
 /// Hidden option of the background process.
 const LAUNCHED: &str = "--launched";
@@ -92,7 +94,7 @@ fn wait_until_ready(mut socket: &UnixStream, source: &SourceArgs) -> anyhow::Res
                 return Ok(true);
             }
             Ok(1) if word[0] == KEY_WANTED => {
-                let key = ask_key(source)?;
+                let key = ask_key(context(), source)?;
                 linked = LinkedKeys::link(&source.links, &key)?;
                 let pipe = pipe::filled(key.as_bytes()).context("cannot pass the key")?;
                 // If this fails, the child has exited, and the next read returns that.
@@ -165,11 +167,15 @@ impl Launcher {
 
 impl KeyProvider for Launcher {
     /// Requests the key of the user's passphrase or key file from the parent.
-    fn key(&self) -> anyhow::Result<VolumeKey> {
+    fn key(&self) -> inlock_open::Result<VolumeKey> {
+        let gone = || library_error(gone());
         (&self.socket).write_all(&[KEY_WANTED]).map_err(|_| gone())?;
         loop {
             match socket::receive(&self.socket, &mut [0]) {
-                Ok((1, Some(pipe))) => return pipe::read_key(&pipe).context("cannot receive the key"),
+                Ok((1, Some(pipe))) => {
+                    let key = pipe::read_key(&pipe).context("cannot receive the key");
+                    return key.map_err(library_error);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => return Err(gone()),
             }

@@ -7,7 +7,7 @@ use super::state_file::StateFile;
 use crate::attach::stale::{self, StaleDevice};
 use crate::error::CliError;
 use crate::ui::print::warn;
-use crate::volume::lock::{self, Lock};
+use inlock_open::lock::{self, Lock};
 
 /// A name held by this process. Its files are removed with it.
 pub(crate) struct Claim {

@@ -5,7 +5,7 @@ use std::fmt;
 use inlock_engine::EngineStats;
 use serde::{Deserialize, Serialize};
 
-use crate::volume::engine::EngineArgs;
+use inlock_open::engine::EngineArgs;
 
 /// The engine, as `--engine` names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

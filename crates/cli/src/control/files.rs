@@ -18,8 +18,8 @@ use super::state_file::{self, SET_ASIDE, StateFile, Unusable};
 use crate::error::{CliError, Status};
 use crate::system::run_dir::run_dir;
 use crate::ui::log_file::LogFile;
-use crate::volume::key_check::KeyCheck;
-use crate::volume::lock;
+use inlock_open::key_check::KeyCheck;
+use inlock_open::lock;
 
 /// Maximum length of a name in the path of a socket: a path has at most 107 bytes, and a name may have more.
 const SOCKET_NAME_MAX: usize = 32;

@@ -18,11 +18,11 @@ use super::metrics::{Buckets, Counters, LastError, Percentiles, Time, phases};
 use super::verity::VerityStatus;
 use crate::attach::stale::StaleDevice;
 use crate::error::{CliError, Status};
-use crate::path_text;
-use crate::volume::info::{SegmentInfo, VolumeInfo, thread_flags};
-use crate::volume::key_check::{KeyCheck, KeyFingerprint};
-use crate::volume::reload::Reloaded;
-use crate::volume::zones::ZonedInfo;
+use inlock_open::info::{SegmentInfo, VolumeInfo, thread_flags};
+use inlock_open::key_check::{KeyCheck, KeyFingerprint};
+use inlock_open::path_text;
+use inlock_open::reload::Reloaded;
+use inlock_open::zones::ZonedInfo;
 
 /// A running volume as its state file describes it. Contains no key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,10 +35,10 @@ pub(crate) struct RuntimeInfo {
     #[serde(rename = "type")]
     pub kind: String,
     /// The data device.
-    #[serde(with = "crate::path_text")]
+    #[serde(with = "inlock_open::path_text")]
     pub device: PathBuf,
     /// A detached header.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "inlock_open::path_text::optional")]
     pub header: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
@@ -82,7 +82,7 @@ pub(crate) struct RuntimeInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
     /// Path of the device or file that it is attached as.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "inlock_open::path_text::optional")]
     pub node: Option<PathBuf>,
     /// Identifies a block device when its process has died.
     #[serde(default, alias = "mark", skip_serializing_if = "Option::is_none")]

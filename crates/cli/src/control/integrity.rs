@@ -5,7 +5,7 @@ use std::fmt;
 use inlock_integrity::{IntegrityDevice, Mode};
 use serde::{Deserialize, Serialize};
 
-use crate::volume::integrity::RunningIntegrity;
+use inlock_open::integrity::RunningIntegrity;
 
 /// Positions of mismatches that the text of `status` shows.
 const MAX_SHOWN: usize = 8;

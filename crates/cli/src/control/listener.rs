@@ -9,9 +9,9 @@ use anyhow::Context;
 use inlock_frontend::connect::is_listening;
 
 use crate::error::CliError;
-use crate::path_text;
 use crate::system::socket;
 use crate::values::{Listen, resolve};
+use inlock_open::path_text;
 
 /// A listening socket. Its path is removed when it is dropped.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! A volume that this process serves, and what control commands do to it.
 
+use crate::host::context;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,10 +25,9 @@ use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
 use crate::ui::print::warn;
-use crate::volume::integrity::{RunningIntegrity, SealedStore};
-use crate::volume::key_check::KeyCheck;
-use crate::volume::reload::reload;
-use crate::volume::remote;
+use inlock_open::integrity::{RunningIntegrity, SealedStore};
+use inlock_open::key_check::KeyCheck;
+use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
 const TABLE_MAX: usize = 65536;
@@ -163,7 +163,7 @@ impl ServedVolume {
 
     /// Fails the requests that wait for an NBD server, and all later ones. Does not block.
     pub(crate) fn abort(&self) {
-        remote::abort();
+        context().abort();
     }
 
     /// Suspends I/O and wipes the key.
@@ -222,7 +222,7 @@ impl ServedVolume {
         let before = self.device.len();
         let old = self.info().clone();
         let mut info = old.clone();
-        let mapping = info.set_table(reload(&table, &self.device, &old.segments, &old.devices)?);
+        let mapping = info.set_table(reload(context(), &table, &self.device, &old.segments, &old.devices)?);
         // If this process dies, its successor must find this table, and have its keys.
         self.files.publish(&info)?;
         if let Err(error) = self.device.reload(mapping) {
@@ -240,13 +240,13 @@ impl ServedVolume {
         let Some((line, sealed)) = table.sealed.as_ref().zip(self.sealed()) else {
             return Err(CliError::refused("The table is not that of the volume.", OPEN_AGAIN));
         };
-        sealed.line.check_unchanged(&table, sealed.store.device())?;
+        sealed.line.check_unchanged(context(), &table, sealed.store.device())?;
         if line.segment != sealed.segment {
             let message = "The table changes the cipher, the data units or the IVs of the volume.";
             return Err(CliError::refused(message, OPEN_AGAIN));
         }
         if !self.info().check.as_ref().is_some_and(|check| check.is_made_with(&line.key)) {
-            return Err(CliError::OtherKey.into());
+            return Err(inlock_open::Error::other_key().into());
         }
         if line.options.allow_discards && !self.info().allow_discards {
             let message = "The table allows discards, which a volume with integrity protection has not.";
@@ -354,10 +354,10 @@ impl ServedVolume {
     fn take_key(&self, pipe: &OwnedFd, check: Option<&KeyCheck>) -> anyhow::Result<()> {
         let key = pipe::read_key(pipe).context("cannot receive the key")?;
         if !check.is_some_and(|check| check.is_made_with(&key)) {
-            return Err(CliError::OtherKey.into());
+            return Err(inlock_open::Error::other_key().into());
         }
         match self.sealed() {
-            Some(sealed) => sealed.set_key(&key),
+            Some(sealed) => Ok(sealed.set_key(&key)?),
             None => Ok(self.device.set_key(&key)?),
         }
     }

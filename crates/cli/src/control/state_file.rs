@@ -36,17 +36,17 @@ pub(crate) struct Remains {
     /// [`AttachMethod::name`].
     pub via: String,
     /// The data device, for messages.
-    #[serde(default, with = "crate::path_text::optional")]
+    #[serde(default, with = "inlock_open::path_text::optional")]
     pub device: Option<PathBuf>,
     /// Path of the device or file that it is attached as. `None`: the process may have died before it knew the path.
-    #[serde(default, with = "crate::path_text::optional")]
+    #[serde(default, with = "inlock_open::path_text::optional")]
     pub node: Option<PathBuf>,
     /// Identifies a block device of this process. Its name was `mark` before there were versions.
     #[serde(default, alias = "mark")]
     pub device_cookie: Option<u32>,
     /// File that the volume is mounted over with FUSE. Before there were versions it was not written, and always
     /// `NAME.volume`.
-    #[serde(default, with = "crate::path_text::optional")]
+    #[serde(default, with = "inlock_open::path_text::optional")]
     pub mounted_over: Option<PathBuf>,
 }
 
@@ -183,7 +183,7 @@ pub(super) fn text(info: &RuntimeInfo, file: &Path) -> serde_json::Result<String
     #[derive(Serialize)]
     struct Written<'a> {
         version: u32,
-        #[serde(skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]
+        #[serde(skip_serializing_if = "Option::is_none", with = "inlock_open::path_text::optional")]
         mounted_over: Option<PathBuf>,
         #[serde(flatten)]
         info: &'a RuntimeInfo,

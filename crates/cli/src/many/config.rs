@@ -4,6 +4,7 @@
 //! docs/guide/many.md describes them. An error names the line and the key. A volume that is added to a running server
 //! has the same keys.
 
+use inlock_open::source::KeySource;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::Read;
@@ -24,10 +25,10 @@ use crate::args::options::Options;
 use crate::args::parse::explain;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, message_of};
-use crate::system::trusted;
+use crate::system::trusted_config;
 use crate::values;
-use crate::volume::engine::EngineArgs;
-use crate::volume::source::{SourceArgs, VolumeType};
+use inlock_open::engine::EngineArgs;
+use inlock_open::source::{SourceArgs, VolumeType};
 
 /// Maximum length of a file in bytes.
 const MAX_LEN: u64 = 16 << 20;
@@ -146,7 +147,7 @@ pub(crate) type VolumeConfigs = BTreeMap<String, VolumeConfig>;
 /// Reads a file. `added`: volumes that were added at run time.
 pub(crate) fn read(path: &Path, added: &VolumeConfigs) -> anyhow::Result<Config> {
     let mut text = String::new();
-    let file = trusted::open_config(path)?;
+    let file = trusted_config::open_config(path)?;
     file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > MAX_LEN {
         let message = format!("File {} has more than {MAX_LEN} bytes.", path.display());
@@ -332,7 +333,7 @@ impl Parser {
         volume.idle_timeout = Some(Duration::from_secs(idle_timeout)).filter(|time| !time.is_zero());
         let source = self.source(&volume.opening).map_err(|text| Fault::new(at.clone(), key, text))?;
         let encrypted = matches!(source.source.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
-        let sources = [source.source.key.file.is_some(), !volume.opening.key_command.is_empty()];
+        let sources = [!matches!(source.source.key.source, KeySource::Ask), !volume.opening.key_command.is_empty()];
         let count =
             sources.iter().filter(|given| **given).count() + usize::from(source.source.key.volume_key.is_some());
         match (encrypted, count) {

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
-use crate::system::helper_process::{self, Helper};
-use crate::system::trusted;
+use crate::system::trusted_config;
+use inlock_open::helper_process::{self, Helper};
 
 /// Maximum length of a key: what a pipe holds.
 const MAX_LEN: usize = 4096;
@@ -26,7 +26,7 @@ const HINT: &str = "run key-command of the volume by hand; it has to print the k
 pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     let (program, arguments) = words.split_first().context("key-command is empty")?;
     let failed = |what: String| CliError::refused(format!("{} {what}.", program.display()), HINT);
-    trusted::check_configured(Path::new(program))?;
+    trusted_config::check_configured(Path::new(program))?;
     let mut command = helper_process::command(program, 3);
     command.args(arguments).env("INLOCK_VOLUME", volume);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());

@@ -3,7 +3,6 @@
 mod close_all;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,13 +24,13 @@ use super::key_command;
 use crate::control::engine::EngineInfo;
 use crate::control::info::RuntimeInfo;
 use crate::error::{CliError, Status, message_of};
-use crate::system::pipe;
+use crate::host::context;
 use crate::tls;
 use crate::ui::log::log_about;
-use crate::volume::engine::EngineArgs;
-use crate::volume::open::{KeySource, has_zones, open};
-use crate::volume::source::KeyFile;
-use crate::volume::unlocked::LockedStores;
+use inlock_open::engine::EngineArgs;
+use inlock_open::open::{has_zones, open};
+use inlock_open::source::KeySource;
+use inlock_open::unlocked::LockedStores;
 
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the threads of the server.
@@ -607,23 +606,19 @@ impl Running {
     fn open(name: &str, config: &VolumeConfig, parking: &Parking) -> anyhow::Result<Self> {
         let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
         let mut source = config.opening.source()?;
-        if !read_only && has_zones(&source.source) {
+        if !read_only && has_zones(context(), &source.source) {
             return Err(CliError::refused(
                 format!("{} is zoned; NBD clients can only read it.", source.source.image.display()),
                 "set read-only = true",
             ));
         }
-        let key = match key_command.is_empty() {
-            true => None,
-            false => Some(pipe::filled(&key_command::run(key_command, name, *key_timeout)?)?),
-        };
-        if let Some(key) = &key {
-            source.source.key.file = Some(KeyFile::Path(format!("/proc/self/fd/{}", key.as_raw_fd()).into()));
+        if !key_command.is_empty() {
+            let key = key_command::run(key_command, name, *key_timeout)?;
+            source.source.key.source = KeySource::Bytes(Arc::new(key.into()));
         }
         let engine_args = source.engine;
         let engine = engine_args.map(EngineArgs::start).transpose()?;
-        let mut unlocked = open(&source.source, !read_only, KeySource::User { stdin_taken: true })?;
-        drop(key);
+        let mut unlocked = open(context(), &source.source, !read_only, None)?;
         unlocked.use_engine(engine);
         let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
         let info = unlocked.info.clone();
@@ -671,7 +666,7 @@ impl Running {
     /// Writes may be lost.
     fn close(self: Box<Self>) -> anyhow::Result<()> {
         let Self { stores, server, .. } = *self;
-        stores.check_writes(server.stop().map_err(Into::into))
+        stores.check_writes(server.stop().map_err(anyhow::Error::from))
     }
 }
 

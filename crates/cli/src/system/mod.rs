@@ -1,11 +1,8 @@
 //! Services of the operating system that know nothing of volumes.
 
-pub(crate) mod durable;
-pub(crate) mod helper_process;
-pub(crate) mod keyring;
-pub(crate) mod mounts;
+pub(crate) mod harden;
 pub(crate) mod pipe;
 pub(crate) mod run_dir;
 pub(crate) mod signals;
 pub(crate) mod socket;
-pub(crate) mod trusted;
+pub(crate) mod trusted_config;

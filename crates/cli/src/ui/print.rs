@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use inlock_volume::Printable;
 
 use super::log_file;
-use crate::error::{CliError, Status, hint_of, message_of, status_of};
+use crate::error::{CliError, Status, hint_of, message_of, own_error, status_of};
 
 /// Prints a result to standard output, with escapes as JSON strings have them.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
@@ -125,7 +125,8 @@ pub(crate) fn warn(text: impl Display) {
 
 /// Prints an error with its hint, unless it is silent, and returns the status to exit with.
 pub(crate) fn report(error: &anyhow::Error) -> Status {
-    let silent = matches!(error.downcast_ref(), Some(CliError::No | CliError::Silent(_) | CliError::OutputClosed));
+    let is_silent = |error: &CliError| matches!(error, CliError::No | CliError::Silent(_) | CliError::OutputClosed);
+    let silent = own_error(error).is_some_and(is_silent);
     if !silent {
         lines_of(error).for_each(print_stderr);
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::path_text;
 use crate::ui::print::{print, print_stderr};
+use inlock_open::path_text;
 
 /// Form of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

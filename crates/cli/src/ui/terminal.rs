@@ -28,8 +28,8 @@ pub(crate) fn stdin_is_terminal() -> bool {
 }
 
 /// Asks on the controlling terminal, or without one on standard input and error.
-pub(crate) fn ask_passphrase(prompt: &str, timeout_secs: Option<u64>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
-    let deadline = timeout_secs.and_then(|secs| Instant::now().checked_add(Duration::from_secs(secs)));
+pub(crate) fn ask_passphrase(prompt: &str, timeout: Option<Duration>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     match File::options().read(true).write(true).open("/dev/tty") {
         Ok(tty) => ask(tty.as_fd(), &tty, prompt, deadline),
         Err(_) => ask(rustix::stdio::stdin(), io::stderr(), prompt, deadline),

@@ -6,6 +6,7 @@
 
 mod zones;
 
+use inlock_open::source::KeySource;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -19,11 +20,13 @@ use inlock_engine::{self as engine, Buffer};
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
 use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
+use crate::host::{context, take_stdin_for_data};
 use crate::ui::progress::Progress;
-use crate::volume::backing;
-use crate::volume::device;
-use crate::volume::open::{KeySource, open};
-use crate::volume::unlocked::LockedStores;
+use inlock_open::Error;
+use inlock_open::backing;
+use inlock_open::device;
+use inlock_open::open;
+use inlock_open::unlocked::LockedStores;
 use zones::ZoneWriter;
 
 pub(crate) const ACTION: Action = Action {
@@ -41,10 +44,16 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(args: &CopyArgs) -> anyhow::Result<()> {
     if device::is_read_only(&args.source.image) {
-        return Err(CliError::ReadOnly { path: args.source.image.clone() }.into());
+        return Err(Error::read_only(&args.source.image).into());
+    }
+    if args.other.is_none() {
+        if matches!(args.source.key.source, KeySource::Input) {
+            return Err(CliError::usage("Standard input cannot carry both the key and the data."));
+        }
+        take_stdin_for_data();
     }
     let mut input = Input::open(args)?;
-    let unlocked = open(&args.source, true, KeySource::User { stdin_taken: args.other.is_none() })?;
+    let unlocked = open(context(), &args.source, true, None)?;
     let stores = unlocked.into_device(IoMode::Sync, engine::Access::default())?;
     if stores.device.access().read_only {
         let message = format!("Device {} is read-only.", args.source.image.display());

@@ -12,7 +12,7 @@ use inlock_engine::{RequestError, zoned};
 
 use super::super::copy::is_zero;
 use crate::error::CliError;
-use crate::volume::zones;
+use inlock_open::zones;
 
 /// Writes an image in order, at most one zone at a time.
 pub(super) struct ZoneWriter<'a> {

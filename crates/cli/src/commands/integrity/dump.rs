@@ -7,10 +7,11 @@ use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Flags, Superblock};
 use serde_json::json;
 
-use crate::path_text;
+use crate::host::context;
 use crate::ui::print::print;
-use crate::volume::device::{Device, OpenMode};
-use crate::volume::integrity::{cannot_use, stores};
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::integrity::{cannot_use, stores};
+use inlock_open::path_text;
 
 /// Names of the flags, in the order of integritysetup.
 const FLAGS: [(Flags, &str); 6] = [
@@ -23,7 +24,7 @@ const FLAGS: [(Flags, &str); 6] = [
 ];
 
 pub(super) fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
-    let device = Device::open(path, OpenMode::Read)?;
+    let device = Device::open(context(), path, OpenMode::Read)?;
     let stores = stores(&device, None, IoMode::Sync, true)?;
     let (superblock, _) = Superblock::read(&stores).map_err(cannot_use(path))?;
     let flags: Vec<_> = FLAGS.iter().filter(|(flag, _)| superblock.flags.has(*flag)).map(|(_, name)| *name).collect();

@@ -11,17 +11,18 @@ use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
-use crate::path_text;
+use crate::host::context;
 use crate::ui::print::warn;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
-use crate::volume::backing;
-use crate::volume::device::OpenMode;
-use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
-use crate::volume::integrity_args::{HashArgs, IntegrityArgs, JournalCipherArgs};
-use crate::volume::open::{KeySource, open};
-use crate::volume::signatures;
-use crate::volume::source::SourceArgs;
+use inlock_open::backing;
+use inlock_open::device::OpenMode;
+use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
+use inlock_open::integrity_args::{HashArgs, IntegrityArgs, JournalCipherArgs};
+use inlock_open::open;
+use inlock_open::path_text;
+use inlock_open::signatures;
+use inlock_open::source::SourceArgs;
 
 /// Bytes of the new superblock, at the start of its device.
 const SUPERBLOCK_LEN: u64 = 4096;
@@ -75,7 +76,7 @@ impl FormatArgs {
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let data = self.integrity.data_device.as_deref();
-        let devices = IntegrityDevices::open(&self.image, data, OpenMode::Create)?;
+        let devices = IntegrityDevices::open(context(), &self.image, data, OpenMode::Create)?;
         let both = || [Some(&devices.metadata), devices.data.as_ref()].into_iter().flatten();
         if !self.batch {
             // Without a fill, a data device of its own keeps its content.
@@ -122,7 +123,7 @@ impl FormatArgs {
 
 /// Continues an interrupted wipe.
 pub(super) fn resume_wipe(source: &SourceArgs, fill: Fill, show: Show) -> anyhow::Result<()> {
-    let unlocked = open(source, true, KeySource::User { stdin_taken: false })?;
+    let unlocked = open(context(), source, true, None)?;
     let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
     stores.check_writes(resume(&source.image, &stores, fill, show))
 }

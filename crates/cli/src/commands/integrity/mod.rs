@@ -14,9 +14,9 @@ use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::error::CliError;
 use crate::ui::progress::Show;
-use crate::volume::integrity_args::JournalArgs;
-use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_integrity::Mode;
+use inlock_open::integrity_args::JournalArgs;
+use inlock_open::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
 
 pub(crate) const ACTION: Action = Action {

@@ -13,10 +13,11 @@ use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{fill_of, wipe};
 use crate::control::client::Client;
 use crate::control::name::Name;
+use crate::host::context;
 use crate::ui::progress::Show;
-use crate::volume::device::OpenMode;
-use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
-use crate::volume::integrity_args::IntegrityArgs;
+use inlock_open::device::OpenMode;
+use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
+use inlock_open::integrity_args::IntegrityArgs;
 
 /// Another length of a volume.
 pub(super) struct ResizeArgs {
@@ -44,7 +45,8 @@ impl ResizeArgs {
         if let Some(mut running) = running(&self.image) {
             return running.command(&json!({"command": "resize", "sectors": self.sectors}), None).map(drop);
         }
-        let devices = IntegrityDevices::open(&self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
+        let devices =
+            IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
         let options = self.integrity.load()?;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         if self.fill == Some(Fill::Marks) {

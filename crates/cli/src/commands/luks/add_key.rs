@@ -1,5 +1,6 @@
 //! `luksAddKey`: adds a keyslot with a new passphrase, or an unbound one with a key of its own.
 
+use inlock_open::source::KeySource;
 use std::fs::File;
 use std::io::Read;
 
@@ -11,13 +12,14 @@ use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure
 use crate::args::options::Options;
 use crate::args::source::{header_args, key_bytes};
 use crate::error::CliError;
+use crate::host::context;
 use crate::ui::print::{print_stderr, print_verbose};
-use crate::volume::edit::{Checked, scrubbed};
-use crate::volume::header::Header;
-use crate::volume::remote::DeviceHeader;
-use crate::volume::secret::{self, Ask};
-use crate::volume::source::{HeaderArgs, KeyArgs, NewKeyArgs};
-use crate::volume::token;
+use inlock_open::edit::{Checked, scrubbed};
+use inlock_open::header::Header;
+use inlock_open::remote::DeviceHeader;
+use inlock_open::secret::{self, Ask};
+use inlock_open::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+use inlock_open::token;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksAddKey",
@@ -75,10 +77,10 @@ enum NewOrigin {
 
 impl NewOrigin {
     fn new(options: &Options, new: &NewKeyArgs) -> anyhow::Result<Self> {
-        match (options.new_token_id, &options.new_key_description, &new.key.file) {
+        match (options.new_token_id, &options.new_key_description, &new.key.source) {
             (None, None, _) => Ok(Self::Asked),
-            (Some(number), None, None) => Ok(Self::Token(number)),
-            (None, Some(description), None) => Ok(Self::Keyring(description.clone())),
+            (Some(number), None, KeySource::Ask) => Ok(Self::Token(number)),
+            (None, Some(description), KeySource::Ask) => Ok(Self::Keyring(description.clone())),
             _ => Err(CliError::usage("Only one of new key file, --new-token-id and --new-key-description is allowed.")),
         }
     }
@@ -109,7 +111,7 @@ impl AddKeyArgs {
     }
 
     fn run(&self) -> anyhow::Result<()> {
-        let mut header = Header::load_to_edit(&self.at)?;
+        let mut header = Header::load_to_edit(context(), &self.at)?;
         if self.unbound.is_some() {
             header.check_luks2()?;
         }
@@ -130,7 +132,7 @@ impl AddKeyArgs {
             Some(source) => header.read_volume_key(source)?,
             None => {
                 let prompt = Some("Enter any existing passphrase: ");
-                let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
+                let ask = Ask { device: header.path(), prompt, verify: self.key.verify, context: context() };
                 let opened = header.open_bound_keyslot(&self.key, ask)?;
                 checked.push(Checked::Keyslot(opened.number));
                 opened.key
@@ -138,22 +140,23 @@ impl AddKeyArgs {
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, key.len())?;
-        header.edit(&checked, |volume, device| {
+        let added = header.edit(&checked, |volume, device| {
             let number = volume.add_keyslot(device, &key, &passphrase, keyslot)?;
             self.assign(volume, device, number)
-        })
+        });
+        Ok(added?)
     }
 
     fn new_passphrase(&self, header: &Header) -> anyhow::Result<Secret> {
         let prompt = "Enter new passphrase for key slot: ";
         match (&self.new_origin, &header.volume) {
-            (NewOrigin::Asked, _) => secret::read_new(&self.new, header.path(), prompt),
-            (NewOrigin::Keyring(description), _) => token::keyring_passphrase(description),
+            (NewOrigin::Asked, _) => Ok(secret::read_new(context(), &self.new, header.path(), prompt)?),
+            (NewOrigin::Keyring(description), _) => Ok(token::keyring_passphrase(description)?),
             (NewOrigin::Token(number), Volume::Luks2(luks2)) => {
-                let ask = Ask { device: header.path(), prompt: None, verify: false, stdin_taken: false };
-                token::passphrase(luks2, &header.device, &self.key, *number, ask)
+                let ask = Ask { device: header.path(), prompt: None, verify: false, context: context() };
+                Ok(token::passphrase(luks2, &header.device, &self.key, *number, ask)?)
             }
-            (NewOrigin::Token(_), _) => Err(CliError::NotLuks2 { path: header.path().to_owned() }.into()),
+            (NewOrigin::Token(_), _) => Err(inlock_open::Error::not_luks2(header.path()).into()),
         }
     }
 
@@ -179,10 +182,11 @@ impl AddKeyArgs {
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, len)?;
-        header.edit(&self.checked_token(), |volume, device| {
+        let added = header.edit(&self.checked_token(), |volume, device| {
             let number = volume.add_unbound_keyslot(device, &key, &passphrase, keyslot)?;
             self.assign(volume, device, number)
-        })
+        });
+        Ok(added?)
     }
 }
 

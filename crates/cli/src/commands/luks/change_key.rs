@@ -4,11 +4,12 @@ use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, N
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
 use crate::args::options::Options;
 use crate::args::source::header_args;
+use crate::host::context;
 use crate::ui::print::print_verbose;
-use crate::volume::edit::scrubbed;
-use crate::volume::header::Header;
-use crate::volume::secret::{self, Ask};
-use crate::volume::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+use inlock_open::edit::scrubbed;
+use inlock_open::header::Header;
+use inlock_open::secret::{self, Ask};
+use inlock_open::source::{HeaderArgs, KeyArgs, NewKeyArgs};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksChangeKey",
@@ -41,12 +42,12 @@ impl ChangeKeyArgs {
     }
 
     fn run(&self) -> anyhow::Result<()> {
-        let mut header = Header::load_to_edit(&self.at)?;
+        let mut header = Header::load_to_edit(context(), &self.at)?;
         let mut keyslot = self.keyslot.request(&header.volume)?;
         let prompt = Some("Enter passphrase to be changed: ");
-        let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
+        let ask = Ask { device: header.path(), prompt, verify: self.key.verify, context: context() };
         let opened = header.open_keyslot(&self.key, ask)?;
-        let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase: ")?;
+        let passphrase = secret::read_new(context(), &self.new, header.path(), "Enter new passphrase: ")?;
         measure(&mut keyslot, opened.key.len())?;
         // A keyslot that is named keeps its number; otherwise a LUKS1 keyslot takes a free one.
         keyslot.number = self.key.slot;

@@ -6,8 +6,9 @@ use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::options::Options;
 use crate::args::source::header_args;
 use crate::error::CliError;
-use crate::volume::header::Header;
-use crate::volume::source::HeaderArgs;
+use crate::host::context;
+use inlock_open::header::Header;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "config",
@@ -53,9 +54,9 @@ impl Settings {
 }
 
 fn run(at: &HeaderArgs, settings: &Settings) -> anyhow::Result<()> {
-    let mut header = Header::load_to_edit(at)?;
+    let mut header = Header::load_to_edit(context(), at)?;
     header.check_luks2()?;
-    header.edit(&[], |volume, device| {
+    Ok(header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("config")) };
         if let Some((slot, priority)) = settings.priority {
             luks2.set_priority(device, slot, priority)?;
@@ -66,5 +67,5 @@ fn run(at: &HeaderArgs, settings: &Settings) -> anyhow::Result<()> {
             luks2.set_labels(device, Some(label), Some(subsystem))?;
         }
         Ok(())
-    })
+    })?)
 }

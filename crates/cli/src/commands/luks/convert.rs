@@ -7,13 +7,14 @@ use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::args::source::volume_type_of;
 use crate::error::CliError;
-use crate::path_text;
+use crate::header_file;
+use crate::host::context;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
-use crate::volume::header::{cannot_load_from, ignores_signatures, load_volume};
-use crate::volume::header_access::HeaderAccess;
-use crate::volume::header_file;
-use crate::volume::source::{Luks, VolumeType};
+use inlock_open::header::{cannot_load_from, load_volume};
+use inlock_open::header_access::HeaderAccess;
+use inlock_open::path_text;
+use inlock_open::source::{Luks, VolumeType};
 
 pub(crate) const ACTION: Action = Action {
     name: "convert",
@@ -51,13 +52,13 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.backup {
         header_file::check_new(file)?;
     }
-    let access = HeaderAccess::open(&args.device)?;
+    let access = HeaderAccess::open(context(), &args.device)?;
     access.device.check_writable()?;
     let path = &access.device.path;
-    let volume = load_volume(&access.header).map_err(cannot_load_from(path, &access.header))?;
+    let volume = load_volume(context(), &access.header).map_err(cannot_load_from(path, &access.header))?;
     let conversion =
         Conversion::new(&volume, args.version).map_err(|error| cannot_convert(path, args.version, error))?;
-    if !ignores_signatures()
+    if !context().settings().ignore_signatures
         && let Some(found) = conversion.find_foreign_metadata(&access.header)?
     {
         let what = if found.is_luksmeta { "LUKSMETA additional metadata" } else { "additional metadata" };

@@ -3,11 +3,12 @@
 use crate::args::action::{Action, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::source::header_args;
+use crate::host::context;
 use crate::ui::print::print_verbose;
-use crate::volume::edit::scrubbed;
-use crate::volume::header::Header;
-use crate::volume::secret::Ask;
-use crate::volume::source::{HeaderArgs, KeyArgs};
+use inlock_open::edit::scrubbed;
+use inlock_open::header::Header;
+use inlock_open::secret::Ask;
+use inlock_open::source::{HeaderArgs, KeyArgs};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksConvertKey",
@@ -23,11 +24,11 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(at: &HeaderArgs, key: &KeyArgs, keyslot: &KeyslotArgs) -> anyhow::Result<()> {
-    let mut header = Header::load_to_edit(at)?;
+    let mut header = Header::load_to_edit(context(), at)?;
     header.check_luks2()?;
     let mut keyslot = keyslot.request(&header.volume)?;
     let prompt = Some("Enter passphrase for keyslot to be converted: ");
-    let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
+    let ask = Ask { device: header.path(), prompt, verify: key.verify, context: context() };
     let opened = header.open_keyslot(key, ask)?;
     measure(&mut keyslot, opened.key.len())?;
     let number = header.change_keyslot(opened.number, &opened.key, &opened.passphrase, keyslot)?;

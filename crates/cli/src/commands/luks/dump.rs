@@ -6,10 +6,11 @@ use crate::args::keyslot::existing_key_args;
 use crate::args::options::Options;
 use crate::args::source::header_args;
 use crate::error::CliError;
+use crate::host::context;
 use crate::ui::print::print;
-use crate::volume::edit::scrubbed;
-use crate::volume::header::Header;
-use crate::volume::source::HeaderArgs;
+use inlock_open::edit::scrubbed;
+use inlock_open::header::Header;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksDump",
@@ -58,7 +59,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 }
 
 fn run(args: &HeaderArgs, json: bool) -> anyhow::Result<()> {
-    let header = Header::load(args, false)?;
+    let header = Header::load(context(), args, false)?;
     if json {
         let metadata = header.volume.metadata_json().ok_or_else(|| {
             CliError::refused(

@@ -10,13 +10,14 @@ use inlock_volume::{KeyslotStatus, Printable, Volume, VolumeKey};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
-use crate::path_text;
+use crate::host::context;
+use crate::output;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
-use crate::volume::header::Header;
-use crate::volume::output;
-use crate::volume::secret::Ask;
-use crate::volume::source::{HeaderArgs, KeyArgs};
+use inlock_open::header::Header;
+use inlock_open::path_text;
+use inlock_open::secret::Ask;
+use inlock_open::source::{HeaderArgs, KeyArgs};
 
 const VOLUME_KEY_WARNING: &str = "The header dump with volume key is sensitive information\n\
     that allows access to encrypted partition without a passphrase.\n\
@@ -38,7 +39,7 @@ pub(super) struct DumpKeyArgs {
 
 impl DumpKeyArgs {
     pub(super) fn run(&self) -> anyhow::Result<()> {
-        let header = Header::load(&self.at, false)?;
+        let header = Header::load(context(), &self.at, false)?;
         if let Some(number) =
             self.unbound.filter(|number| header.volume.keyslot_status(*number) != KeyslotStatus::Unbound)
         {
@@ -49,7 +50,7 @@ impl DumpKeyArgs {
         }
         let warning = if self.unbound.is_some() { UNBOUND_KEY_WARNING } else { VOLUME_KEY_WARNING };
         confirm_change(self.batch, warning, "Operation aborted.")?;
-        let ask = Ask { device: header.path(), prompt: None, verify: self.key.verify, stdin_taken: false };
+        let ask = Ask { device: header.path(), prompt: None, verify: self.key.verify, context: context() };
         let opened = match self.unbound {
             Some(_) => header.open_keyslot(&self.key, ask)?,
             None => header.open_bound_keyslot(&self.key, ask)?,

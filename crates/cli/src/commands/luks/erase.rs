@@ -4,12 +4,13 @@ use inlock_volume::KeyslotStatus;
 
 use crate::args::action::{Action, Alias, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
-use crate::path_text;
+use crate::host::context;
 use crate::ui::print::print_verbose;
 use crate::ui::terminal::confirm_change;
-use crate::volume::edit::{holds_volume_key, keyslots};
-use crate::volume::header::Header;
-use crate::volume::source::HeaderArgs;
+use inlock_open::edit::{holds_volume_key, keyslots};
+use inlock_open::header::Header;
+use inlock_open::path_text;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "erase",
@@ -24,7 +25,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(at: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
-    let mut header = Header::load_to_edit(at)?;
+    let mut header = Header::load_to_edit(context(), at)?;
     let warning = format!(
         "This operation will erase all keyslots on device {}.\nDevice will become unusable after this operation.",
         path_text::shown(header.path())

@@ -19,21 +19,23 @@ use crate::args::keyslot::{KeyslotArgs, keyslot_args};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, key_args_or, key_len_of, policy_of, volume_type_of};
 use crate::error::{CliError, cannot_format};
-use crate::path_text;
-use crate::system::durable;
+use crate::header_file;
+use crate::host::context;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
-use crate::volume::backing;
-use crate::volume::device::{Device, OpenMode};
-use crate::volume::header::{ENCRYPTED_CLONE, ignores_signatures, is_encrypted_clone};
-use crate::volume::header_file;
-use crate::volume::lock::{self, Mode};
-use crate::volume::remote::{self, Remote};
-use crate::volume::removed_integrity;
-use crate::volume::secret::{self, Ask};
-use crate::volume::signatures;
-use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
-use crate::volume::zones;
+use inlock_open::backing;
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::durable;
+use inlock_open::error::ZoneHint;
+use inlock_open::header::{ENCRYPTED_CLONE, is_encrypted_clone};
+use inlock_open::lock::{self, Mode};
+use inlock_open::path_text;
+use inlock_open::remote::{self, Remote};
+use inlock_open::removed_integrity;
+use inlock_open::secret::{self, Ask};
+use inlock_open::signatures;
+use inlock_open::source::{KeyArgs, KeySource, Luks, VolumeType};
+use inlock_open::zones;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksFormat",
@@ -221,7 +223,7 @@ fn run(args: &FormatArgs) -> anyhow::Result<()> {
     }
     create(args)?;
     if let Some(file) = &args.backup {
-        let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
+        let device = Device::open(context(), args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
         let message = || format!("{} was created, but its header was not backed up", args.image.display());
         header_file::create(&device, file).with_context(message)?;
     }
@@ -230,12 +232,12 @@ fn run(args: &FormatArgs) -> anyhow::Result<()> {
 
 fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let Some(header) = &args.header else {
-        let device = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
+        let device = Device::open(context(), &args.image, OpenMode::Create)?.with_zones()?;
         return format(args, &device, None);
     };
-    let data = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
+    let data = Device::open(context(), &args.image, OpenMode::Create)?.with_zones()?;
     let created = create_header_file(header)?;
-    let device = Device::open(header, OpenMode::Write)?.with_zones()?;
+    let device = Device::open(context(), header, OpenMode::Write)?.with_zones()?;
     device.check_writable()?;
     if device.identity() == data.identity() || backing::overlap(&device.path, &data.path) {
         return Err(CliError::usage("Option --header names the device itself."));
@@ -243,7 +245,7 @@ fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
     let result = format(args, &device, Some(&data));
     let result = result.and_then(|()| match device.file() {
-        Some(file) if created => durable::sync_name(file, header),
+        Some(file) if created => Ok(durable::sync_name(file, header)?),
         _ => Ok(()),
     });
     if created && result.is_err() {
@@ -259,9 +261,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     let placement = DataPlacement::find(args, device, holder)?;
     let (header_len, data_offset) = layout(args, placement);
     if let (Some(zones), Some(_)) = (&device.zones, data) {
-        zones
-            .check_header(header_len)
-            .map_err(zones::unfit(&device.path, "use another file or device for the header"))?;
+        zones.check_header(header_len).map_err(zones::unfit(&device.path, ZoneHint::NewHeader))?;
     }
     let unit = placement.sector_size.map_or(512, |size| size.bytes() as u64);
     let needed = data_offset.saturating_add(unit);
@@ -294,9 +294,9 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
             CliError::NotConfirmed,
         )?;
     }
-    let ask = Ask { device: &args.image, prompt: None, verify: interactive || args.key.verify, stdin_taken: false };
+    let ask = Ask { device: &args.image, prompt: None, verify: interactive || args.key.verify, context: context() };
     let given = secret::read(&args.key, ask, None)?;
-    if given.secret.is_empty() && matches!(args.key.file, Some(KeyFile::Path(_))) {
+    if given.secret.is_empty() && matches!(args.key.source, KeySource::File(_)) {
         warn("the key file is empty: the volume opens without a passphrase");
     }
     let key = args.key.volume_key.as_ref();
@@ -313,7 +313,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
         let is_new = data.is_none() && key.is_none() && holder.zones.is_none();
         write(args, placement, device, data, &given.secret, key).map_err(refused)?;
         signatures::wipe(device, 0)?;
-        return if is_new { removed_integrity::clear(holder, data_offset) } else { Ok(()) };
+        return if is_new { Ok(removed_integrity::clear(holder, data_offset)?) } else { Ok(()) };
     };
     let mut options = luks2_options(args, placement);
     options.volume_key = key;
@@ -326,7 +326,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
 /// Warns of a header that will be overwritten, in cryptsetup's words where it has them.
 fn warn_of_header(device: &Device) -> anyhow::Result<()> {
     let (header, path) = (device.header()?, device.path.display());
-    if ignores_signatures() {
+    if context().settings().ignore_signatures {
         return Ok(());
     }
     if Volume::load(&header).is_ok() {
@@ -334,7 +334,8 @@ fn warn_of_header(device: &Device) -> anyhow::Result<()> {
     } else if is_encrypted_clone(&header) {
         print_stderr(format_args!("WARNING: Device {path} is {ENCRYPTED_CLONE}."));
     }
-    signatures::warn_of(device, "").map(drop)
+    signatures::warn_of(device, "")?;
+    Ok(())
 }
 
 /// Returns the header that is on the device, and names it and what else is there.
@@ -382,11 +383,11 @@ impl DataPlacement {
         let Some(zones) = &holder.zones else { return Ok(asked) };
         Self::on_zones(args, zones, attached).map_err(|fault| {
             let hint = match fault {
-                ZoneFault::Header { .. } => "use a detached header: inlock luksFormat --header FILE DEVICE",
-                ZoneFault::Unit { .. } => "set a smaller unit with --sector-size",
-                _ => "set the data offset with --offset",
+                ZoneFault::Header { .. } => ZoneHint::Detached,
+                ZoneFault::Unit { .. } => ZoneHint::Unit,
+                _ => ZoneHint::Offset,
             };
-            zones::unfit(&holder.path, hint)(fault)
+            zones::unfit(&holder.path, hint)(fault).into()
         })
     }
 

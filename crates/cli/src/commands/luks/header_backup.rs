@@ -6,9 +6,10 @@ use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::options::Options;
 use crate::args::source::header_args;
 use crate::error::CliError;
-use crate::volume::header::Header;
-use crate::volume::header_file;
-use crate::volume::source::HeaderArgs;
+use crate::header_file;
+use crate::host::context;
+use inlock_open::header::Header;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderBackup",
@@ -31,6 +32,6 @@ pub(super) fn backup_file(options: &Options) -> anyhow::Result<PathBuf> {
 
 fn run(args: &HeaderArgs, file: &Path) -> anyhow::Result<()> {
     header_file::check_new(file)?;
-    let header = Header::load(args, false)?;
+    let header = Header::load(context(), args, false)?;
     header_file::create(&header.device, file)
 }

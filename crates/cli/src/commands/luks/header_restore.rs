@@ -7,11 +7,12 @@ use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 use super::header_backup::backup_file;
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::error::CliError;
-use crate::path_text;
+use crate::header_file;
+use crate::host::context;
 use crate::ui::terminal;
-use crate::volume::header_access::HeaderAccess;
-use crate::volume::header_file;
-use crate::volume::signatures;
+use inlock_open::header_access::HeaderAccess;
+use inlock_open::path_text;
+use inlock_open::signatures;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
@@ -28,7 +29,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
-    let access = HeaderAccess::open(device)?;
+    let access = HeaderAccess::open(context(), device)?;
     access.device.check_writable()?;
     let backup = header_file::read(file)?;
     let path = &access.device.path;

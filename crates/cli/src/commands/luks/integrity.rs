@@ -13,12 +13,13 @@ use crate::args::options::Options;
 use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
+use crate::host::context;
 use crate::ui::progress::Show;
 use crate::values::integrity_in_header;
-use crate::volume::device::Device;
-use crate::volume::integrity::cannot_use;
-use crate::volume::open::{KeySource, open};
-use crate::volume::source::{NoJournal, SourceArgs};
+use inlock_open::device::Device;
+use inlock_open::integrity::cannot_use;
+use inlock_open::open;
+use inlock_open::source::{NoJournal, SourceArgs};
 
 /// A volume whose wipe was interrupted.
 pub(super) struct ResumeArgs {
@@ -44,7 +45,7 @@ pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<Pa
 
 impl ResumeArgs {
     pub(super) fn run(&self) -> anyhow::Result<()> {
-        let unlocked = open(&self.source, true, KeySource::User { stdin_taken: false })?;
+        let unlocked = open(context(), &self.source, true, None)?;
         let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
         stores.check_writes(resume(&self.source.image, &stores, self.fill, self.show))
     }
@@ -113,7 +114,7 @@ impl Protection {
                 let needed = start.0.saturating_mul(512).saturating_add(MIN_LEN);
                 Err(CliError::TooSmall { path: device.path.clone(), len: device.len, needed }.into())
             }
-            Err(error) => Err(cannot_use(&device.path)(error)),
+            Err(error) => Err(cannot_use(&device.path)(error).into()),
         }
     }
 }

@@ -5,8 +5,10 @@ use inlock_volume::LoadError;
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
 use crate::error::CliError;
-use crate::volume::header::Header;
-use crate::volume::source::HeaderArgs;
+use crate::host::context;
+use inlock_open::ErrorKind;
+use inlock_open::header::Header;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "isLuks",
@@ -22,12 +24,15 @@ pub(crate) const ACTION: Action = Action {
 
 /// Fails silently without a header. Other errors, such as a missing device, are printed.
 fn run(args: &HeaderArgs) -> anyhow::Result<()> {
-    match Header::load(args, true) {
+    match Header::load(context(), args, true) {
         Ok(_) => Ok(()),
         Err(error) => {
-            let is_no_header = matches!(error.downcast_ref(), Some(CliError::NotLuks { .. }))
-                || error.downcast_ref::<LoadError>().is_some_and(|error| !matches!(error, LoadError::Io(_)));
-            Err(if is_no_header { CliError::No.into() } else { error })
+            let is_no_header = matches!(error.kind(), ErrorKind::NotLuks { .. })
+                || error
+                    .cause()
+                    .and_then(|cause| cause.downcast_ref::<LoadError>())
+                    .is_some_and(|error| !matches!(error, LoadError::Io(_)));
+            Err(if is_no_header { CliError::No.into() } else { error.into() })
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A passphrase of another keyslot proves that one remains. It is not asked for with `--batch-mode`, and without a
 //! terminal standard input may be empty, as in cryptsetup.
 
+use inlock_open::ErrorKind;
 use inlock_volume::KeyslotStatus;
 
 use super::{LAST_KEYSLOT, NOT_WIPED};
@@ -10,12 +11,13 @@ use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
 use crate::args::source::header_args;
 use crate::error::{CliError, Status};
+use crate::host::context;
 use crate::ui::print::{print_stderr, print_verbose};
 use crate::ui::terminal::confirm_change;
-use crate::volume::edit::{Checked, scrubbed};
-use crate::volume::header::Header;
-use crate::volume::secret::{self, Ask};
-use crate::volume::source::{HeaderArgs, KeyArgs};
+use inlock_open::edit::{Checked, scrubbed};
+use inlock_open::header::Header;
+use inlock_open::secret::{self, Ask};
+use inlock_open::source::{HeaderArgs, KeyArgs};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksKillSlot",
@@ -33,7 +35,7 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     // Arguments in the wrong order are a missing device.
-    let mut header = Header::load_to_edit(at)?;
+    let mut header = Header::load_to_edit(context(), at)?;
     let number = number.parse().map_err(|_| CliError::usage(format!("'{number}' is not the number of a keyslot.")))?;
     let confirm = || confirm_change(batch, LAST_KEYSLOT, NOT_WIPED);
     let status = header.volume.keyslot_status(number);
@@ -57,14 +59,12 @@ fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Res
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
     let mut checked = vec![Checked::Keyslot(number)];
     let prompt = Some("Enter any remaining passphrase: ");
-    let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
+    let ask = Ask { device: header.path(), prompt, verify: key.verify, context: context() };
     if key.tokens.is_requested() || !(batch && secret::prompts(key, ask)) {
         match header.open_remaining_keyslot(number, key, ask) {
             // A token that was requested and does not prove it is an error.
-            Err(error)
-                if !key.tokens.is_requested() && matches!(error.downcast_ref(), Some(CliError::NothingToRead)) =>
-            {
-                print_stderr(CliError::NothingToRead);
+            Err(error) if !key.tokens.is_requested() && error.kind() == ErrorKind::NothingToRead => {
+                print_stderr(error);
                 if secret::prompts(key, ask) {
                     return Err(CliError::Silent(Status::Wrong).into());
                 }

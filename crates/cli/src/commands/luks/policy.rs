@@ -2,10 +2,11 @@
 
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
-use crate::error::cannot_unlock;
+use crate::host::context;
 use crate::ui::print::print;
-use crate::volume::header::Header;
-use crate::volume::policy_file;
+use inlock_open::error::cannot_unlock;
+use inlock_open::header::Header;
+use inlock_open::policy_file;
 
 pub(crate) const ACTION: Action = Action {
     name: "policy",
@@ -16,7 +17,7 @@ pub(crate) const ACTION: Action = Action {
     prepare: |options, mut arguments| {
         let args = header_args(&options, arguments.path()?)?;
         Ok(Prepared::new(move || {
-            let header = Header::load(&args, false)?;
+            let header = Header::load(context(), &args, false)?;
             let policy = header.volume.present_policy().map_err(cannot_unlock(&header.device.path))?;
             print(policy_file::text_of(&policy)?)
         }))

@@ -6,12 +6,13 @@ use super::{LAST_KEYSLOT, NOT_WIPED};
 use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
 use crate::args::source::header_args;
+use crate::host::context;
 use crate::ui::print::print_verbose;
 use crate::ui::terminal::confirm_change;
-use crate::volume::edit::{Checked, scrubbed};
-use crate::volume::header::Header;
-use crate::volume::secret::Ask;
-use crate::volume::source::{HeaderArgs, KeyArgs};
+use inlock_open::edit::{Checked, scrubbed};
+use inlock_open::header::Header;
+use inlock_open::secret::Ask;
+use inlock_open::source::{HeaderArgs, KeyArgs};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksRemoveKey",
@@ -27,9 +28,9 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(at: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
-    let mut header = Header::load_to_edit(at)?;
+    let mut header = Header::load_to_edit(context(), at)?;
     let prompt = Some("Enter passphrase to be deleted: ");
-    let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
+    let ask = Ask { device: header.path(), prompt, verify: key.verify, context: context() };
     let number = header.open_bound_keyslot(key, ask)?.number;
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
     let is_last = header.volume.keyslot_status(number) == KeyslotStatus::ActiveLast;

@@ -1,16 +1,19 @@
 //! `repair`: mends the header of a LUKS volume.
 
+use inlock_open::source::KeySource;
 use inlock_volume::{LoadError, ProofError, Repair, RepairError, RepairPlan, UnlockError, UnlockOptions, Volume};
 
 use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
 use crate::args::source::{header_args, key_args};
-use crate::error::{CliError, cannot_unlock};
+use crate::error::CliError;
+use crate::host::context;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
-use crate::volume::header::{cannot_load_from, ignores_signatures};
-use crate::volume::header_access::HeaderAccess;
-use crate::volume::secret::{self, Ask};
-use crate::volume::source::{HeaderArgs, KeyArgs, Luks};
+use inlock_open::error::cannot_unlock;
+use inlock_open::header::cannot_load_from;
+use inlock_open::header_access::HeaderAccess;
+use inlock_open::secret::{self, Ask};
+use inlock_open::source::{HeaderArgs, KeyArgs, Luks};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -31,18 +34,18 @@ pub(crate) const ACTION: Action = Action {
 /// Lists the repairs, and carries them out if the user agrees. A keyslot is erased only if the user was asked, and one
 /// that may hold a key is changed only if its passphrase proves the change.
 fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
-    let access = HeaderAccess::open(args.header.as_deref().unwrap_or(&args.image))?;
+    let access = HeaderAccess::open(context(), args.header.as_deref().unwrap_or(&args.image))?;
     let path = &access.device.path;
     let mut plan = RepairPlan::new(&access.header).map_err(|error| match error {
-        RepairError::Load(error) => cannot_load_from(path, &access.header)(error),
+        RepairError::Load(error) => cannot_load_from(path, &access.header)(error).into(),
         error => anyhow::Error::from(error).context(format!("cannot repair {}", path.display())),
     })?;
     if !matches!((args.luks, plan.version()), (Luks::Any, _) | (Luks::One, 1) | (Luks::Two, 2)) {
         let found = Some(plan.version());
-        return Err(CliError::NotLuks { path: path.clone(), found, can_be_plain: false }.into());
+        return Err(inlock_open::Error::not_luks(path, found).into());
     }
     let asks = terminal::stdin_is_terminal() && !batch;
-    if let Some(foreign) = plan.foreign().filter(|_| !ignores_signatures()) {
+    if let Some(foreign) = plan.foreign().filter(|_| !context().settings().ignore_signatures) {
         // --batch-mode is an answer, as in cryptsetup, which repairs nothing without any magic.
         if !asks && plan.is_salvage() {
             return Err(CliError::refused(
@@ -95,22 +98,27 @@ fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
 /// Asks for the passphrases of keyslots that may hold a key until the changes of all are proven, or one opens none.
 fn prove(plan: &mut RepairPlan, access: &HeaderAccess, key: &KeyArgs, asks: bool) -> anyhow::Result<()> {
     let path = &access.device.path;
-    while !plan.unproven().is_empty() && (asks || key.file.is_some()) {
+    while !plan.unproven().is_empty() && (asks || is_file(key)) {
         let prompt = Some("Enter passphrase of a damaged keyslot: ");
-        let ask = Ask { device: path, prompt, verify: false, stdin_taken: false };
+        let ask = Ask { device: path, prompt, verify: false, context: context() };
         let given = secret::read(key, ask, None)?;
         match plan.prove(&access.header, &given.secret, &UnlockOptions::default()) {
             Ok(keyslot) => print_stderr(format_args!("{}: keyslot {keyslot} opens when repaired", path.display())),
             // A key file does not change.
             Err(ProofError::Unlock(UnlockError::WrongPassphrase)) => break,
-            Err(ProofError::Unlock(error)) => return Err(cannot_unlock(path)(error)),
+            Err(ProofError::Unlock(error)) => return Err(cannot_unlock(path)(error).into()),
             Err(error) => return Err(anyhow::Error::from(error).context(format!("cannot repair {}", path.display()))),
         }
-        if key.file.is_some() {
+        if is_file(key) {
             break;
         }
     }
     Ok(())
+}
+
+/// Whether the passphrase does not come from a user who is asked.
+fn is_file(key: &KeyArgs) -> bool {
+    !matches!(key.source, KeySource::Ask)
 }
 
 /// The error of keyslots that stay as they are.

@@ -13,12 +13,13 @@ use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::options::Options;
 use crate::args::source::header_args;
 use crate::error::CliError;
+use crate::host::context;
+use crate::output::{self, Existing};
 use crate::ui::print::{print, print_stderr, print_verbose};
 use crate::ui::terminal;
-use crate::volume::header::Header;
-use crate::volume::output::{self, Existing};
-use crate::volume::remote::DeviceHeader;
-use crate::volume::source::HeaderArgs;
+use inlock_open::header::Header;
+use inlock_open::remote::DeviceHeader;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "token",
@@ -114,7 +115,7 @@ impl Command {
 
 fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
     if let Command::Export { number, file, batch } = command {
-        let header = Header::load(args, false)?;
+        let header = Header::load(context(), args, false)?;
         let token = token(luks2_of(&header.volume, header.path())?, *number)?;
         let Some(path) = file else { return print(token) };
         let inputs: Vec<&Path> = std::iter::once(&*args.image).chain(args.header.as_deref()).collect();
@@ -126,7 +127,7 @@ fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
         Command::Import { file, keyslot, .. } => read_token(file.as_deref(), *keyslot)?,
         _ => String::new(),
     };
-    let mut header = Header::load_to_edit(args)?;
+    let mut header = Header::load_to_edit(context(), args)?;
     header.check_luks2()?;
     header.edit(&[], |volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a token")) };
@@ -174,7 +175,7 @@ const CANNOT_IMPORT: &str = "Failed to import token from file.";
 fn luks2_of<'a>(volume: &'a Volume, path: &Path) -> anyhow::Result<&'a Luks2> {
     match volume {
         Volume::Luks2(luks2) => Ok(luks2),
-        _ => Err(CliError::NotLuks2 { path: path.to_owned() }.into()),
+        _ => Err(inlock_open::Error::not_luks2(path).into()),
     }
 }
 

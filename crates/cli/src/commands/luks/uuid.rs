@@ -4,10 +4,11 @@ use inlock_volume::Printable;
 
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
+use crate::host::context;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
-use crate::volume::header::Header;
-use crate::volume::source::HeaderArgs;
+use inlock_open::header::Header;
+use inlock_open::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksUUID",
@@ -25,14 +26,14 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn show(args: &HeaderArgs) -> anyhow::Result<()> {
-    let header = Header::load(args, false)?;
+    let header = Header::load(context(), args, false)?;
     print(format_args!("{}\n", Printable::new(header.volume.uuid())))
 }
 
 fn set(args: &HeaderArgs, uuid: &str, batch: bool) -> anyhow::Result<()> {
-    let mut header = Header::load_to_edit(args)?;
+    let mut header = Header::load_to_edit(context(), args)?;
     // Its process is found by the UUID again.
     let _unused = header.lock_unused()?;
     confirm_change(batch, "Do you really want to change UUID of device?", "Operation aborted.")?;
-    header.edit(&[], |volume, device| volume.set_uuid(device, Some(uuid)))
+    Ok(header.edit(&[], |volume, device| volume.set_uuid(device, Some(uuid)))?)
 }

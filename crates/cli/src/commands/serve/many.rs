@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
-use crate::system::trusted;
+use crate::system::trusted_config;
 use crate::ui::log::{self, log};
 use crate::ui::print::{lines_of, print};
 use crate::values::Listen;
@@ -77,7 +77,7 @@ impl ManyArgs {
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;
         if options.allow_untrusted_config {
-            trusted::allow_untrusted_config();
+            trusted_config::allow_untrusted_config();
         }
         let (control, metrics) = (options.control.clone(), options.metrics.clone());
         Ok(Self { config, listen, control, metrics, insecure: options.insecure })

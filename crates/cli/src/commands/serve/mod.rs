@@ -41,15 +41,16 @@ use crate::control::name::Name;
 use crate::control::served::{ControlHooks, ServedVolume};
 use crate::control::server::Control;
 use crate::error::CliError;
+use crate::host::context;
 use crate::system::signals::{self, Caught};
 use crate::tls;
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
 use crate::values::{Listen, resolve};
-use crate::volume::engine::EngineArgs;
-use crate::volume::open::{KeySource, has_zones, open};
-use crate::volume::source::{SourceArgs, VolumeType};
 use captive::Address;
+use inlock_open::engine::EngineArgs;
+use inlock_open::open::{has_zones, open};
+use inlock_open::source::{SourceArgs, VolumeType};
 
 pub(crate) const ACTION: Action = Action {
     name: "serve",
@@ -252,9 +253,9 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let tls = args.tls.as_ref().map(tls::load).transpose()?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(|name| Claim::take(name, Purpose::Serve)).transpose()?;
-    let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
+    let keys = launcher.as_ref().map(|parent| parent as _);
     let engine = args.engine.map(EngineArgs::start).transpose()?;
-    let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     let options = options(args);
     descriptors::raise_limit(options.max_connections * if tls.is_some() { DESCRIPTORS_WITH_TLS } else { 1 });
@@ -330,7 +331,7 @@ fn captive_address(listen: &server::Listen) -> Address {
 
 /// Refuses writable zoned volumes: NBD clients cannot write zones in order.
 fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
-    if !args.read_only && has_zones(&args.source) {
+    if !args.read_only && has_zones(context(), &args.source) {
         return Err(CliError::refused(
             format!("{} is zoned; NBD clients can only read it.", args.source.image.display()),
             "use --read-only, or `inlock open --via ublk` for a zoned block device",

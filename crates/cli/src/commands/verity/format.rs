@@ -15,14 +15,16 @@ use super::dump::description;
 use super::threads;
 use crate::args::options::Options;
 use crate::args::verity::{fec, given, hash_offset, refuse};
-use crate::error::{CliError, cannot_open};
-use crate::path_text;
+use crate::error::CliError;
+use crate::host::context;
+use crate::output::{Existing, Output};
 use crate::ui::print::print;
 use crate::ui::terminal;
-use crate::volume::device::{Device, OpenMode};
-use crate::volume::output::{Existing, Output};
-use crate::volume::signatures;
-use crate::volume::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::error::cannot_open;
+use inlock_open::path_text;
+use inlock_open::signatures;
+use inlock_open::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
 
 /// A device to create.
 pub(super) struct FormatArgs {
@@ -83,7 +85,7 @@ impl FormatArgs {
         if let Some(fec) = &self.fec {
             make_file(&fec.device)?;
         }
-        let devices = VerityDevices::open(&self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
+        let devices = VerityDevices::open(context(), &self.data, &self.hash, self.fec.as_ref(), OpenMode::Create)?;
         let path = &devices.hash().path;
         self.confirm(&devices)?;
         let mut parameters = self.given.parameters(&devices.data);
@@ -162,7 +164,7 @@ impl FormatArgs {
         let is_on_hash = matches!(devices.fec, Some(FecDevice::Hash));
         let hash_len = devices.hash().len.max(end);
         let fec = self.fec.as_ref().map(|fec| fec.parameters(layout, tree_offset, hash_len, is_on_hash));
-        fec.transpose()
+        Ok(fec.transpose()?)
     }
 
     /// Writes the parity of a device whose tree is written, and syncs it.
@@ -204,7 +206,7 @@ fn make_file(path: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         // A name such as UUID=.
         Err(_) if path.to_string_lossy().contains('=') => Ok(()),
-        Err(error) => Err(cannot_open(path, true)(error)),
+        Err(error) => Err(cannot_open(path, true)(error).into()),
     }
 }
 

@@ -14,8 +14,8 @@ use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
-use crate::volume::integrity_args::JournalArgs;
-use crate::volume::source::{SourceArgs, VolumeType};
+use inlock_open::integrity_args::JournalArgs;
+use inlock_open::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
 
 pub(crate) const ACTION: Action = Action {

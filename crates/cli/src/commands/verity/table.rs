@@ -5,14 +5,15 @@ use std::path::Path;
 use inlock_volume::table::{AnyTable, ShowKeys};
 
 use crate::commands::table::print_table;
+use crate::host::context;
 use crate::ui::print::warn;
-use crate::volume::device::OpenMode;
-use crate::volume::info::resolved;
-use crate::volume::verity::{FecDevice, VerityArgs, VerityDevices};
-use crate::volume::verity_table::of_volume;
+use inlock_open::device::OpenMode;
+use inlock_open::info::resolved;
+use inlock_open::verity::{FecDevice, VerityArgs, VerityDevices};
+use inlock_open::verity_table::of_volume;
 
 pub(super) fn run(data: &Path, args: &VerityArgs, json: bool) -> anyhow::Result<()> {
-    let devices = VerityDevices::open(data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
+    let devices = VerityDevices::open(context(), data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
     let opening = args.load(&devices)?;
     let own = devices.fec().filter(|_| matches!(devices.fec, Some(FecDevice::Own(_))));
     let all = std::iter::once(&devices.data).chain(&devices.hash).chain(own);

@@ -5,17 +5,18 @@ use std::path::Path;
 use inlock_engine::store::file::IoMode;
 use inlock_verity::{verify, verify_repairing};
 
+use crate::host::context;
 use crate::ui::print::warn;
-use crate::volume::device::OpenMode;
-use crate::volume::verity::{VerityArgs, VerityDevices, cannot_use};
+use inlock_open::device::OpenMode;
+use inlock_open::verity::{VerityArgs, VerityDevices, cannot_use};
 
 pub(super) fn run(data: &Path, args: &VerityArgs, threads: usize) -> anyhow::Result<()> {
-    let devices = VerityDevices::open(data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
+    let devices = VerityDevices::open(context(), data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
     let opening = args.load(&devices)?;
     let stores = opening.stores(&devices.data, devices.hash.as_ref(), IoMode::Sync)?;
     let cannot_use = cannot_use(&devices.hash().path);
     let Some(fec) = &opening.fec else {
-        return verify(&stores, &opening.layout, &opening.root, threads).map_err(cannot_use);
+        return Ok(verify(&stores, &opening.layout, &opening.root, threads).map_err(cannot_use)?);
     };
     let corrected = verify_repairing(&stores, &opening.layout, &opening.root, &fec.fec, threads);
     match corrected.map_err(cannot_use)? {

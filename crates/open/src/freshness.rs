@@ -1,0 +1,366 @@
+//! `--freshness`: a file outside the image that records its newest state, so that an older copy is refused.
+//!
+//! The file has two records, of which the newer one is valid; they are written in turns, so that an interrupted write
+//! leaves the other. Their MAC has a key that is derived from the volume key.
+
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, message_of};
+use crate::host::Context;
+use std::fs::{File, OpenOptions as FileOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use inlock_engine::Errno;
+use inlock_integrity::{
+    Digest, Freshness, FreshnessKey, FreshnessRecord, IntegrityDevice, Mode, OpenOptions, RecordedState, Stores,
+    digest, empties_journal, stored_section, tag_root,
+};
+use inlock_volume::{HeaderDevice, Volume, VolumeKey};
+
+use super::device::Device;
+use super::header::Header;
+use super::source::{FreshnessArgs, Luks};
+
+/// Distance of the two records in the file.
+const SLOT: u64 = 4096;
+/// Bytes of the file.
+const FILE_LEN: usize = 2 * SLOT as usize;
+/// Shortest and longest LUKS2 metadata, which end where the second copy begins.
+const MIN_METADATA: u64 = 16 << 10;
+const MAX_METADATA: u64 = 4 << 20;
+/// Bytes of a binary header, with its sequence number and a checksum of its metadata.
+const BLOCK: usize = 4096;
+
+type Block = [u8; BLOCK];
+
+/// A volume whose freshness is to be checked.
+pub struct FreshnessCheck {
+    args: FreshnessArgs,
+    uuid: String,
+    /// The header that was loaded, and unlocked the volume.
+    loaded: Digest,
+    header: HeaderSource,
+}
+
+/// Where the header of a volume is.
+struct HeaderSource {
+    device: Device,
+    luks: Luks,
+}
+
+/// The file of a volume that was compared with it.
+pub struct FreshnessFile {
+    path: PathBuf,
+    file: File,
+    key: FreshnessKey,
+    header: HeaderSource,
+    /// First blocks of both copies of the header when it was last read.
+    seen: Mutex<Option<[Block; 2]>>,
+    /// Device of the volume.
+    data: Device,
+    /// The dm-integrity volume on it, read-only, and the options that open it.
+    stores: Stores,
+    options: OpenOptions,
+    record: Mutex<FreshnessRecord>,
+    tags: bool,
+}
+
+impl FreshnessCheck {
+    /// Prepares the check of a volume with this header, which is not read again for it.
+    pub(crate) fn new(args: FreshnessArgs, header: &Header, luks: Luks) -> Self {
+        let (uuid, loaded) = (header.volume.uuid().to_owned(), identity(&header.volume));
+        Self { args, uuid, loaded, header: HeaderSource { device: header.device.duplicate(), luks } }
+    }
+
+    /// Compares the volume on `data`, which `stores` read, with the file, before its journal is replayed. Returns the
+    /// file if the volume will be written; it then has a record that allows the replay.
+    pub(crate) fn verify(
+        self,
+        key: &VolumeKey,
+        data: &Device,
+        stores: Stores,
+        options: &OpenOptions,
+        writing: bool,
+    ) -> Result<Option<Arc<FreshnessFile>>> {
+        let Self { args, uuid, loaded, header } = self;
+        let path = args.file;
+        if args.accept && !writing {
+            return Err(Error::new(
+                ErrorKind::AcceptNeedsWriting,
+                "Option --freshness-accept needs a writable open: it records the state.",
+            ));
+        }
+        let file = open_file(&path, args.accept, writing)?;
+        let key = FreshnessKey::derive(key.as_bytes())?;
+        let volume = digest(uuid.as_bytes());
+        let present = with_superblock(&loaded, data, stores.start)?;
+        let stored = newest_record(&file, &path, &key, &volume, args.accept)?;
+        let tags = args.tags || stored.is_some_and(|record| record.tags.is_some());
+        if !args.accept {
+            let Some(record) = stored else { return Err(not_of_volume(&path, &data.path)) };
+            judge(data.context(), record.compare(&stores, options, &present)?, &data.path, &path)?;
+        } else if let Some(record) = stored {
+            // A changed header is what most users accept: they are told if there is more.
+            let found = FreshnessRecord { header: present, ..record }.compare(&stores, options, &present)?;
+            tell_accepted(data.context(), found, &data.path, &path);
+        }
+        if !writing {
+            return Ok(None);
+        }
+        if options.mode == Mode::Direct && !tags {
+            return Err(Error::new(
+                ErrorKind::FreshnessNeedsTags,
+                "Option --freshness without the journal needs --freshness-tags.",
+            ));
+        }
+        let number = stored.map_or(0, |record| record.number);
+        let accepted = FreshnessRecord {
+            number,
+            state: RecordedState::Opening,
+            volume,
+            header: present,
+            section: None,
+            tags: stored.and_then(|record| record.tags),
+        };
+        // Until the volume is open, the stored record tells its state, unless its journal is emptied meanwhile.
+        let empties = !args.accept && empties_journal(&stores, options)?;
+        let record = Mutex::new(stored.filter(|_| !args.accept).unwrap_or(accepted));
+        let (data, options, seen) = (data.duplicate(), options.clone(), Mutex::default());
+        let fresh = FreshnessFile { path, file, key, header, seen, data, stores, options, record, tags };
+        if empties {
+            fresh.write(|record| record.state = RecordedState::Opening)?;
+        }
+        Ok(Some(Arc::new(fresh)))
+    }
+}
+
+/// Tells what `--freshness-accept` accepts apart from a changed header.
+fn tell_accepted(context: &Context, found: Freshness, image: &Path, file: &Path) {
+    let (image, file) = (image.display(), file.display());
+    match found {
+        Freshness::Older => {
+            context.warn(format_args!("{image} is older than {file} records; it is accepted nevertheless"))
+        }
+        Freshness::Unknown => context.warn(format_args!(
+            "{image} was used without the journal and not closed; its present state is accepted without a comparison"
+        )),
+        _ => {}
+    }
+}
+
+/// Explains a volume that is not the newest one.
+fn judge(context: &Context, found: Freshness, image: &Path, file: &Path) -> Result<()> {
+    let (image, file) = (image.display(), file.display());
+    match found {
+        Freshness::Newest => Ok(()),
+        Freshness::NewestWithoutTags => {
+            context.warn(format_args!("{image}: the volume was not closed; its tags are not compared with {file}"));
+            Ok(())
+        }
+        Freshness::OtherHeader => {
+            let text = format!("The header of device {image} is not the one that {file} records.");
+            Err(Error::new(ErrorKind::HeaderNotFresh, text))
+        }
+        Freshness::Older => {
+            Err(Error::new(ErrorKind::NotFresh, format!("Device {image} is older than {file} records.")))
+        }
+        Freshness::Unknown => {
+            let text = format!(
+                "Device {image} was used without the journal and not closed, so {file} cannot tell its last state."
+            );
+            Err(Error::new(ErrorKind::FreshnessUnknown, text))
+        }
+    }
+}
+
+fn not_of_volume(path: &Path, image: &Path) -> Error {
+    let (path, image) = (path.display(), image.display());
+    Error::new(ErrorKind::FreshnessOfOther, format!("{path} has no record of the volume on {image}."))
+}
+
+/// Opens the file, and creates it if it is missing and `accept` is set.
+fn open_file(path: &Path, accept: bool, writing: bool) -> Result<File> {
+    let cannot_open = || format!("Cannot open freshness file {}.", path.display());
+    let file = FileOptions::new().read(true).write(writing).create(accept && writing).mode(0o600).open(path);
+    let file = match file {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !accept => {
+            let text = format!("Freshness file {} does not exist.", path.display());
+            return Err(Error::new(ErrorKind::NoFreshnessFile, text).about(path));
+        }
+        other => other.with_context(cannot_open)?,
+    };
+    match if writing { file.try_lock() } else { file.try_lock_shared() } {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::in_use(ErrorKind::FreshnessFileInUse, path));
+        }
+        Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_open),
+    }
+    if accept && file.metadata().with_context(cannot_open)?.len() == 0 {
+        // Name and blocks are durable before a record is relied on: no later flush fails for want of space.
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        file.write_all_at(&[0; FILE_LEN], 0).and_then(|()| file.sync_all()).with_context(cannot_open)?;
+        File::open(dir).and_then(|dir| dir.sync_all()).with_context(cannot_open)?;
+    }
+    Ok(file)
+}
+
+/// Returns the newest record of the volume. `None`: there is none. With `accept` a file of another volume is refused.
+fn newest_record(
+    file: &File,
+    path: &Path,
+    key: &FreshnessKey,
+    volume: &Digest,
+    accept: bool,
+) -> Result<Option<FreshnessRecord>> {
+    let cannot_read = || format!("Cannot read freshness file {}.", path.display());
+    let mut newest: Option<FreshnessRecord> = None;
+    let mut is_present = false;
+    let mut is_foreign = false;
+    for slot in 0..2 {
+        let mut bytes = [0; FreshnessRecord::LEN];
+        read_until_end(file, &mut bytes, slot * SLOT).with_context(cannot_read)?;
+        is_present |= FreshnessRecord::is_present(&bytes);
+        is_foreign |= !FreshnessRecord::is_present(&bytes) && bytes.iter().any(|byte| *byte != 0);
+        let record = FreshnessRecord::decode(&bytes, key).filter(|record| record.volume == *volume);
+        newest = newest.into_iter().chain(record).max_by_key(|record| record.number);
+    }
+    let is_long = file.metadata().with_context(cannot_read)?.len() > FILE_LEN as u64;
+    if is_foreign || (is_long && !is_present) {
+        return Err(Error::new(ErrorKind::NotAFreshnessFile, format!("{} is not a freshness file.", path.display())));
+    }
+    if accept && is_present && newest.is_none() {
+        return Err(Error::new(
+            ErrorKind::FreshnessForeign,
+            format!("{} has records of another volume, or is damaged.", path.display()),
+        ));
+    }
+    Ok(newest)
+}
+
+/// Reads what there is; the rest is left as it is.
+fn read_until_end(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.read_at(bytes, at) {
+            Ok(0) => break,
+            Ok(len) => (bytes, at) = (&mut bytes[len..], at + len as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the digest of a header: everything that decides what opens the volume, of the copy that was used.
+fn identity(volume: &Volume) -> Digest {
+    let fields = [Some(volume.uuid()), volume.label(), volume.subsystem(), volume.metadata_json()];
+    let digests: Vec<u8> = fields.iter().flat_map(|field| digest(field.unwrap_or_default().as_bytes())).collect();
+    digest(&digests)
+}
+
+/// Returns the digest of a header and of the superblock.
+fn with_superblock(header: &Digest, data: &Device, start: u64) -> Result<Digest> {
+    let mut bytes = [0; 32 + 512];
+    let (first, superblock) = bytes.split_at_mut(32);
+    first.copy_from_slice(header);
+    let read = data.header()?.read_exact_at(superblock, start * 512);
+    read.with_context(|| format!("cannot read the superblock of {}", data.path.display()))?;
+    Ok(digest(&bytes))
+}
+
+impl HeaderSource {
+    /// Returns the first blocks of both copies, which every change of the header changes. One that cannot be read is
+    /// zero.
+    fn blocks(&self) -> io::Result<[Block; 2]> {
+        let (device, mut blocks) = (self.device.header()?, [[0; BLOCK]; 2]);
+        let _ = device.read_exact_at(&mut blocks[0], 0);
+        let second = u64::from_be_bytes(blocks[0][8..16].try_into().unwrap_or_default());
+        let _ = device.read_exact_at(&mut blocks[1], second.clamp(MIN_METADATA, MAX_METADATA));
+        Ok(blocks)
+    }
+}
+
+impl FreshnessFile {
+    /// Records that the volume is open, and each commit of its journal from now on.
+    pub(crate) fn attach(self: &Arc<Self>, device: &IntegrityDevice) -> Result<()> {
+        let section = match device.newest_section() {
+            None => None,
+            Some(number) => {
+                let stored = stored_section(&self.stores, &self.options, number)?;
+                stored.map(|stored| (stored.number, stored.digest))
+            }
+        };
+        if section.is_some() {
+            let file = Arc::clone(self);
+            let recorded = device.record_commits(move |number, digest| file.commit(number, digest));
+            recorded.map_err(|_| {
+                let text = format!("The journal of {} is too short for --freshness.", self.data.path.display());
+                Error::new(ErrorKind::FreshnessJournal, text)
+            })?;
+        }
+        self.write(|record| {
+            (record.state, record.section) = (RecordedState::Open, section);
+            // Until the close, that there is a digest tells that tags are recorded.
+            record.tags = self.tags.then(|| record.tags.unwrap_or_default());
+        })
+    }
+
+    fn commit(&self, number: u32, digest: Digest) -> Result<(), Errno> {
+        let header = self.changed_header();
+        let change = |record: &mut FreshnessRecord| {
+            (record.state, record.section) = (RecordedState::Open, Some((number, digest)));
+            record.header = header.unwrap_or(record.header);
+        };
+        self.write(change).map_err(|error| {
+            self.data.context().warn(message_of(&error));
+            Errno::IO
+        })
+    }
+
+    /// Records a volume that was closed.
+    pub(crate) fn close(&self) -> Result<()> {
+        let tags = match self.tags {
+            true => Some(tag_root(&self.stores, &self.options)?),
+            false => None,
+        };
+        let header = self.header_digest()?;
+        self.write(|record| (record.state, record.header, record.tags) = (RecordedState::Closed, header, tags))
+    }
+
+    fn header_digest(&self) -> Result<Digest> {
+        let volume = Header::load_again(&self.header.device, self.header.luks)?;
+        with_superblock(&identity(&volume), &self.data, self.stores.start)
+    }
+
+    /// Records a header that was changed while the volume is open, so that it is not refused after a power cut.
+    pub(crate) fn refresh_header(&self) -> Result<()> {
+        match self.changed_header() {
+            Some(header) => self.write(|record| record.header = header),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the digest of the header if it was changed since the last call. A header that cannot be read now, as
+    /// while it is being written, is tried again by the next call.
+    fn changed_header(&self) -> Option<Digest> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocks = self.header.blocks().ok().filter(|blocks| seen.as_ref() != Some(blocks))?;
+        let digest = self.header_digest().ok()?;
+        *seen = Some(blocks);
+        Some(digest)
+    }
+
+    /// Changes the record, and makes it durable.
+    fn write(&self, change: impl FnOnce(&mut FreshnessRecord)) -> Result<()> {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = *record;
+        change(&mut next);
+        next.number += 1;
+        let written = self.file.write_all_at(&next.encode(&self.key), next.number % 2 * SLOT);
+        let written = written.and_then(|()| self.file.sync_data());
+        written.with_context(|| format!("cannot write freshness file {}", self.path.display()))?;
+        *record = next;
+        Ok(())
+    }
+}

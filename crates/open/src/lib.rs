@@ -1,0 +1,57 @@
+//! Opens volumes of dm-crypt in user space: plain, LUKS1, LUKS2, with integrity protection, dm-integrity, dm-verity and
+//! device-mapper tables, on files, block devices, exports of NBD servers and images of Ceph RBD.
+//!
+//! [`open()`] takes a volume from [`source::SourceArgs`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
+//! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
+//!
+//! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
+//! nobody: that is the [`host::Host`]. Its errors have neither exit status nor hint ([`error::ErrorKind`]).
+
+#![forbid(unsafe_code)]
+
+pub mod any_cipher;
+pub mod backing;
+pub mod device;
+pub mod durable;
+pub mod edit;
+pub mod engine;
+pub mod error;
+pub mod freshness;
+pub mod header;
+pub mod header_access;
+pub mod helper_process;
+mod holes;
+pub mod host;
+pub mod info;
+pub mod integrity;
+pub mod integrity_args;
+pub mod integrity_line;
+pub mod integrity_table;
+pub mod kernel_keyring;
+pub mod key_check;
+pub mod keyring;
+pub mod lock;
+pub mod mounts;
+pub mod open;
+pub mod path_text;
+pub mod policy_file;
+pub mod range;
+pub mod reload;
+pub mod remote;
+pub mod removed_integrity;
+pub mod run_dir;
+pub mod secret;
+pub mod signatures;
+pub mod source;
+pub mod table;
+mod threads;
+pub mod token;
+pub mod trusted;
+pub mod unlocked;
+pub mod verity;
+pub mod verity_table;
+pub mod zones;
+
+pub use error::{Error, ErrorKind, Result};
+pub use host::{Context, Host, Settings};
+pub use open::open;

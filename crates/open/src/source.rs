@@ -1,0 +1,156 @@
+//! The volume of an action as named on the command line: checked, but not opened yet.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use inlock_volume::plain::Plain;
+use inlock_volume::table::CryptOptions;
+use inlock_volume::{HeaderPolicy, Secret};
+
+use super::integrity_args::{IntegrityArgs, JournalArgs};
+use super::keyring::KeyLink;
+use super::table::TableArg;
+use super::verity::VerityArgs;
+
+/// A volume to open.
+#[derive(Debug)]
+pub struct SourceArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub volume_type: VolumeType,
+    pub key: KeyArgs,
+    /// Flags in addition to those of the header or the table.
+    pub flags: CryptOptions,
+    /// `--persistent`: `flags` replace those of the header.
+    pub persistent: bool,
+    pub policy: HeaderPolicy,
+    /// Why a volume with integrity protection is opened without its journal.
+    pub no_journal: Option<NoJournal>,
+    /// Journals that are accepted.
+    pub journal: JournalArgs,
+    /// `--freshness`
+    pub freshness: Option<FreshnessArgs>,
+    /// `--link-vk-to-keyring`
+    pub links: Vec<KeyLink>,
+    /// `--shared`: other plain volumes on the device may be open.
+    pub shared: bool,
+    /// `--holes zero`: holes of the device read as zeroes.
+    pub zero_holes: bool,
+}
+
+/// Reason for which a journal is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoJournal {
+    /// `--integrity-no-journal`, which scripts pass for every volume, as cryptsetup allows.
+    Option,
+    /// `--resume-wipe`, which needs integrity protection.
+    ResumeWipe,
+}
+
+/// Type of a volume.
+#[derive(Clone, Debug)]
+pub enum VolumeType {
+    Luks(Luks),
+    Plain(Plain),
+    Table(TableArg),
+    /// A volume of dm-integrity; the image is the device with its superblock.
+    Integrity(IntegrityArgs),
+    /// A dm-verity device; the image is the data device.
+    Verity(VerityArgs),
+    Raw,
+}
+
+/// The LUKS versions that are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Luks {
+    Any,
+    One,
+    Two,
+}
+
+/// Location of a LUKS header.
+#[derive(Debug)]
+pub struct HeaderArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub luks: Luks,
+    pub policy: HeaderPolicy,
+}
+
+/// Source of a passphrase or key.
+#[derive(Clone, Debug)]
+pub struct KeyArgs {
+    pub source: KeySource,
+    pub offset: u64,
+    pub size: Option<u64>,
+    pub slot: Option<u32>,
+    pub tries: u32,
+    pub timeout: Option<Duration>,
+    pub verify: bool,
+    pub tokens: TokenArgs,
+    /// Use a volume key instead of a passphrase.
+    pub volume_key: Option<VolumeKeyArgs>,
+}
+
+/// Source of the passphrase or key of a new keyslot.
+#[derive(Clone, Debug)]
+pub struct NewKeyArgs {
+    pub key: KeyArgs,
+    /// Ask twice at a terminal.
+    pub verify: bool,
+}
+
+/// Source of a volume key.
+#[derive(Clone, Debug)]
+pub struct VolumeKeyArgs {
+    pub origin: VolumeKeyOrigin,
+    /// Length in bytes. `None`: that of the header.
+    pub len: Option<usize>,
+}
+
+/// Place of a volume key.
+#[derive(Clone, Debug)]
+pub enum VolumeKeyOrigin {
+    File(PathBuf),
+    /// A key of the kernel's keyring: a number, or `%TYPE:NAME`.
+    Keyring(String),
+}
+
+/// The tokens to try.
+#[derive(Clone, Debug)]
+pub struct TokenArgs {
+    /// `--token-id`
+    pub number: Option<u32>,
+    /// `--token-type`
+    pub kind: Option<String>,
+    /// `--token-only`
+    pub only: bool,
+    /// Directory of the helpers; `None`: no helper is run.
+    pub helpers: Option<PathBuf>,
+    /// Time that a helper has.
+    pub timeout: Duration,
+}
+
+/// Origin of a passphrase or key.
+#[derive(Clone, Debug)]
+pub enum KeySource {
+    /// A user, or the first line of the input if there is none.
+    Ask,
+    /// A user, or all of the input if there is none.
+    Input,
+    /// A key file.
+    File(PathBuf),
+    /// The passphrase or key itself.
+    Bytes(Arc<Secret>),
+}
+
+/// Options of `--freshness`.
+#[derive(Clone, Debug)]
+pub struct FreshnessArgs {
+    pub file: PathBuf,
+    /// `--freshness-accept`: record the present state without comparing it.
+    pub accept: bool,
+    /// `--freshness-tags`: record a digest of all tags when the volume is closed.
+    pub tags: bool,
+}
