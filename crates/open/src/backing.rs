@@ -40,6 +40,7 @@ pub struct BackingRange {
     pub path: PathBuf,
     /// As [`device::identity`] returns it.
     pub identity: String,
+    /// Its bytes.
     pub range: Range,
 }
 

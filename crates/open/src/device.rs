@@ -42,8 +42,11 @@ pub enum Medium {
 #[derive(Debug)]
 pub struct Device {
     context: Context,
+    /// The name that it was opened with, without `UUID=` and the like.
     pub path: PathBuf,
+    /// Where its bytes are.
     pub medium: Medium,
+    /// Length in bytes.
     pub len: u64,
     /// Its zones, if `with_zones` has found some.
     pub zones: Option<Zones>,

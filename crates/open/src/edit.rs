@@ -44,9 +44,11 @@ pub enum Checked {
 
 /// A keyslot that a passphrase has opened.
 pub struct OpenedKeyslot {
+    /// Number of the keyslot.
     pub number: u32,
     /// The key that it holds.
     pub key: VolumeKey,
+    /// The passphrase that has opened it.
     pub passphrase: Secret,
 }
 

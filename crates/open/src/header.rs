@@ -24,7 +24,9 @@ pub fn load_volume(context: &Context, header: &DeviceHeader) -> Result<Volume, L
 
 /// A loaded header and the device it is on.
 pub struct Header {
+    /// The device with the header.
     pub device: Device,
+    /// The header.
     pub volume: Volume,
     /// The policy for keys with which it was found to comply.
     pub(crate) policy: HeaderPolicy,

@@ -10,7 +10,9 @@ use super::remote::DeviceHeader;
 
 /// A device whose header may be written. No process serves the volume, and none reads the header.
 pub struct HeaderAccess {
+    /// The device.
     pub device: Device,
+    /// Access to its header.
     pub header: DeviceHeader,
     _header: Lock,
     _whole: DeviceLock,

@@ -15,12 +15,15 @@ use super::source::{SourceArgs, VolumeType};
 pub struct VolumeInfo {
     /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `VERITY`, `RAW`.
     pub kind: String,
+    /// The device with the data.
     pub device: PathBuf,
     /// A detached header.
     pub header: Option<PathBuf>,
+    /// UUID of the header or of the superblock.
     pub uuid: Option<String>,
     /// Passphrase hash of a plain volume.
     pub hash: Option<String>,
+    /// Segments, or the lines of a table.
     pub segments: Vec<SegmentInfo>,
     /// Recognizes the key after it was wiped.
     pub check: Option<KeyCheck>,
@@ -35,18 +38,24 @@ pub struct VolumeInfo {
 /// One segment of a volume, or one line of a table. Sectors have 512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentInfo {
+    /// First sector.
     pub start: u64,
     /// `None`: to the end.
     pub sectors: Option<u64>,
     /// `crypt`, `linear`, `zero`, `error`.
     pub target: String,
+    /// Cipher as the header or the table has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cipher: Option<String>,
     /// Length of the volume key.
     pub key_bits: usize,
+    /// Length of a data unit in bytes.
     pub sector_size: usize,
+    /// Whether IVs count data units, not sectors.
     pub large_iv: bool,
+    /// First sector on the device.
     pub offset: u64,
+    /// Added to the number of each sector for its IV.
     pub iv_offset: u64,
     /// Device of a table's line.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::path_text::optional")]

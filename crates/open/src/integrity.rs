@@ -33,10 +33,12 @@ pub struct IntegrityDevices {
     pub metadata: Device,
     /// The device of the data, if it is another one.
     pub data: Option<Device>,
+    /// Locks on both.
     pub locks: Vec<DeviceLock>,
 }
 
 impl IntegrityDevices {
+    /// Opens and locks the devices. `image` has the superblock.
     pub fn open(context: &Context, image: &Path, data: Option<&Path>, open_mode: OpenMode) -> Result<Self> {
         let data = data.map(|path| Device::open(context, path, open_mode)).transpose()?;
         Self::lock(Device::open(context, image, open_mode)?, data, open_mode)
@@ -77,6 +79,7 @@ fn stores_of(
 
 /// How to open a volume whose devices are open.
 pub struct IntegrityOpening {
+    /// Options of the library that opens it.
     pub options: OpenOptions,
     /// Time between two commits of the journal.
     pub every: Duration,
@@ -228,6 +231,7 @@ const TAGS_EVERY: Duration = Duration::from_millis(200);
 /// other empties the journal.
 pub struct MaintainedIntegrity {
     context: Context,
+    /// The device of the library.
     pub device: Arc<IntegrityDevice>,
     path: PathBuf,
     threads: Mutex<Option<Threads>>,
@@ -347,15 +351,20 @@ pub(crate) fn threaded(
 /// A running dm-integrity volume, for control commands.
 #[derive(Clone)]
 pub struct RunningIntegrity {
+    /// The device of the library.
     pub device: Arc<IntegrityDevice>,
+    /// The store with the key of an AEAD.
     pub sealed: Option<SealedStore>,
 }
 
 /// The store with the key of an AEAD.
 #[derive(Clone)]
 pub struct SealedStore {
+    /// The store.
     pub store: Arc<IntegrityStore>,
+    /// Cipher and place of the data.
     pub segment: AuthenticatedSegment,
+    /// The line of its table, or of its header.
     pub line: Arc<RunningLine>,
 }
 

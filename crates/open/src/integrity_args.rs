@@ -16,18 +16,27 @@ use zeroize::Zeroizing;
 pub struct IntegrityArgs {
     /// Device of the data; the image is then the metadata device.
     pub data_device: Option<PathBuf>,
+    /// How tags are kept up to date.
     pub mode: Mode,
+    /// The hash of the tags.
     pub hash: HashArgs,
+    /// The hash that authenticates the journal.
     pub journal_mac: Option<HashArgs>,
+    /// The cipher of the journal.
     pub journal_cipher: Option<JournalCipherArgs>,
     /// Time between two commits of the journal, or two flushes of the bitmap.
     pub every: Duration,
     /// Bytes of a tag. `None`: those of the superblock, with a key not less than the hash has.
     pub tag_size: Option<usize>,
+    /// Sectors of a bit of the bitmap. `None`: those of the superblock.
     pub sectors_per_bit: Option<u32>,
+    /// Discarded blocks have no valid tag.
     pub allow_discards: bool,
+    /// Computes all tags.
     pub recalculate: bool,
+    /// Computes tags of a volume with a keyed hash, too.
     pub legacy_recalculate: bool,
+    /// Journals that are accepted.
     pub journal: JournalArgs,
 }
 
@@ -50,21 +59,27 @@ impl JournalArgs {
 /// A hash and its key.
 #[derive(Clone, Debug)]
 pub struct HashArgs {
+    /// The hash.
     pub algorithm: TagAlgorithm,
+    /// Its key.
     pub key: Option<IntegrityKeyFile>,
 }
 
 /// The cipher of a journal and its key.
 #[derive(Clone, Debug)]
 pub struct JournalCipherArgs {
+    /// Name of the cipher, as in a table.
     pub name: String,
+    /// Its key.
     pub key: IntegrityKeyFile,
 }
 
 /// The first bytes of a file, as a key.
 #[derive(Clone, Debug)]
 pub struct IntegrityKeyFile {
+    /// The file.
     pub path: PathBuf,
+    /// Length of the key in bytes.
     pub len: usize,
 }
 
@@ -80,6 +95,7 @@ impl IntegrityKeyFile {
 }
 
 impl HashArgs {
+    /// Reads the key.
     pub fn load(&self) -> Result<Arc<TagHash>> {
         let key = self.key.as_ref().map(IntegrityKeyFile::read).transpose()?.unwrap_or_default();
         Ok(Arc::new(TagHash::new(self.algorithm, &key)?))
@@ -87,6 +103,7 @@ impl HashArgs {
 }
 
 impl JournalCipherArgs {
+    /// Reads the key.
     pub fn load(&self) -> Result<Arc<JournalCipher>> {
         Ok(Arc::new(JournalCipher::new(&self.name, &VolumeKey::new(&self.key.read()?))?))
     }

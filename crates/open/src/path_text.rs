@@ -28,10 +28,12 @@ pub fn path_of(text: &str) -> PathBuf {
     OsString::from_vec(bytes_of_text(text).into_owned()).into()
 }
 
+/// Serializes a path as [`text_of`] makes it.
 pub fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&text_of(path))
 }
 
+/// Deserializes a path.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
     Ok(path_of(&String::deserialize(from)?))
 }
@@ -40,6 +42,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Err
 pub mod optional {
     use super::{Deserialize, Deserializer, PathBuf, Serializer, path_of, text_of};
 
+    /// Serializes a path, if there is one.
     pub fn serialize<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error> {
         match path {
             Some(path) => to.serialize_some(&text_of(path)),
@@ -47,6 +50,7 @@ pub mod optional {
         }
     }
 
+    /// Deserializes a path, if there is one.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
         Ok(Option::<String>::deserialize(from)?.map(|text| path_of(&text)))
     }

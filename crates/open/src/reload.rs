@@ -14,10 +14,13 @@ use super::unlocked::content_of;
 
 /// Changes to a running volume by a table.
 pub struct Reloaded {
+    /// The mapping to the devices.
     pub mapping: CryptMapping,
+    /// The lines of the table.
     pub segments: Vec<SegmentInfo>,
     /// Recognizes the table's keys.
     pub check: Option<KeyCheck>,
+    /// Discards and the flags of threads.
     pub flags: CryptOptions,
 }
 

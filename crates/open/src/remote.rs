@@ -20,14 +20,18 @@ const DAEMONS: usize = 4096;
 /// Options for devices that are not on this host.
 #[derive(Clone, Debug, Default)]
 pub struct RemoteOptions {
+    /// Options for exports.
     pub nbd: inlock_nbd_store::StoreOptions,
+    /// Options for images of Ceph RBD.
     pub rbd: inlock_rbd_store::StoreOptions,
 }
 
 /// A device that is not on this host.
 #[derive(Clone, Debug)]
 pub enum Remote {
+    /// The export of an NBD server.
     Nbd(Arc<NbdStore>),
+    /// An image of Ceph RBD.
     Rbd(Arc<RbdStore>),
 }
 
@@ -104,7 +108,9 @@ pub fn uri_of(name: &Path) -> Option<&str> {
 /// A kind of devices that are not on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteKind {
+    /// The export of an NBD server.
     Nbd,
+    /// An image of Ceph RBD.
     Rbd,
 }
 
@@ -190,7 +196,9 @@ pub(crate) fn file_name(kind: char, text: &str) -> String {
 /// A device whose header is read or written.
 #[derive(Debug)]
 pub enum DeviceHeader {
+    /// A file or a block device.
     File(FileDevice),
+    /// A device that is not on this host.
     Remote(Remote),
 }
 

@@ -23,6 +23,7 @@ pub(crate) const KEY_FILE_MAX: u64 = 8192 * 1024;
 
 /// A secret and its origin: a plain volume hashes a typed passphrase, and uses a key file as the key itself.
 pub struct Given {
+    /// The passphrase or key.
     pub secret: Secret,
     /// Whether the bytes come from a key file that is not standard input.
     pub from_file: bool,

@@ -16,14 +16,19 @@ use super::verity::VerityArgs;
 /// A volume to open.
 #[derive(Debug)]
 pub struct SourceArgs {
+    /// The device, or the first one of a table.
     pub image: PathBuf,
+    /// A detached header.
     pub header: Option<PathBuf>,
+    /// Type of the volume.
     pub volume_type: VolumeType,
+    /// Origin of the key.
     pub key: KeyArgs,
     /// Flags in addition to those of the header or the table.
     pub flags: CryptOptions,
     /// `--persistent`: `flags` replace those of the header.
     pub persistent: bool,
+    /// What a header has to comply with.
     pub policy: HeaderPolicy,
     /// Why a volume with integrity protection is opened without its journal.
     pub no_journal: Option<NoJournal>,
@@ -51,43 +56,62 @@ pub enum NoJournal {
 /// Type of a volume.
 #[derive(Clone, Debug)]
 pub enum VolumeType {
+    /// A LUKS volume.
     Luks(Luks),
+    /// A plain volume.
     Plain(Plain),
+    /// A device-mapper table.
     Table(TableArg),
     /// A volume of dm-integrity; the image is the device with its superblock.
     Integrity(IntegrityArgs),
     /// A dm-verity device; the image is the data device.
     Verity(VerityArgs),
+    /// No encryption.
     Raw,
 }
 
 /// The LUKS versions that are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Luks {
+    /// Any version.
     Any,
+    /// LUKS1.
     One,
+    /// LUKS2.
     Two,
 }
 
 /// Location of a LUKS header.
 #[derive(Debug)]
 pub struct HeaderArgs {
+    /// The device with the data.
     pub image: PathBuf,
+    /// A detached header.
     pub header: Option<PathBuf>,
+    /// Accepted versions.
     pub luks: Luks,
+    /// What the header has to comply with.
     pub policy: HeaderPolicy,
 }
 
 /// Source of a passphrase or key.
 #[derive(Clone, Debug)]
 pub struct KeyArgs {
+    /// Origin of the passphrase or key.
     pub source: KeySource,
+    /// Bytes to skip.
     pub offset: u64,
+    /// Bytes to read. `None`: to the end.
     pub size: Option<u64>,
+    /// The keyslot to try. `None`: all.
     pub slot: Option<u32>,
+    /// Number of passphrases that are asked for.
     pub tries: u32,
+    /// Time to type a passphrase.
     pub timeout: Option<Duration>,
+    /// Ask twice.
     pub verify: bool,
+    /// Tokens to try first.
     pub tokens: TokenArgs,
     /// Use a volume key instead of a passphrase.
     pub volume_key: Option<VolumeKeyArgs>,
@@ -96,6 +120,7 @@ pub struct KeyArgs {
 /// Source of the passphrase or key of a new keyslot.
 #[derive(Clone, Debug)]
 pub struct NewKeyArgs {
+    /// Origin of the passphrase or key.
     pub key: KeyArgs,
     /// Ask twice at a terminal.
     pub verify: bool,
@@ -104,6 +129,7 @@ pub struct NewKeyArgs {
 /// Source of a volume key.
 #[derive(Clone, Debug)]
 pub struct VolumeKeyArgs {
+    /// Place of the key.
     pub origin: VolumeKeyOrigin,
     /// Length in bytes. `None`: that of the header.
     pub len: Option<usize>,
@@ -112,6 +138,7 @@ pub struct VolumeKeyArgs {
 /// Place of a volume key.
 #[derive(Clone, Debug)]
 pub enum VolumeKeyOrigin {
+    /// The first bytes of a file.
     File(PathBuf),
     /// A key of the kernel's keyring: a number, or `%TYPE:NAME`.
     Keyring(String),
@@ -148,6 +175,7 @@ pub enum KeySource {
 /// Options of `--freshness`.
 #[derive(Clone, Debug)]
 pub struct FreshnessArgs {
+    /// The file with the records.
     pub file: PathBuf,
     /// `--freshness-accept`: record the present state without comparing it.
     pub accept: bool,

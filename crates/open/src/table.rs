@@ -119,13 +119,16 @@ fn is_line(text: &str) -> bool {
 
 /// The devices of a table, opened and locked.
 pub struct Devices {
+    /// Each device once.
     pub devices: Vec<Device>,
     /// Index of each line's device; any index for a line without one.
     pub of_line: Vec<usize>,
+    /// Locks on them.
     pub locks: Vec<DeviceLock>,
 }
 
 impl Devices {
+    /// Opens and locks the devices of a table.
     pub fn open(context: &Context, table: &Table, writing: bool) -> Result<Self> {
         let (open_mode, mode) =
             if writing { (OpenMode::Write, Mode::Exclusive) } else { (OpenMode::Read, Mode::Shared) };

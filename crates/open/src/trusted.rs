@@ -23,17 +23,34 @@ const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC)
 /// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
+    /// It cannot be examined.
     #[error("{} cannot be examined: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It, or a directory above, belongs to another user.
     #[error("{} belongs to user {owner}", .path.display())]
-    OtherOwner { path: PathBuf, owner: u32 },
+    OtherOwner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Number of the user.
+        owner: u32,
+    },
+    /// Other users can write to it, or to a directory above.
     #[error("other users can write to {}", .path.display())]
-    Writable { path: PathBuf },
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+    },
 }
 
 /// Groups that may write to a file or one of its directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Groups {
+    /// None: not even the user's own group.
     None,
     /// The user's own group, without other members: many systems let all files of a user belong to it, writable.
     Private,

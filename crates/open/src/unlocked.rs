@@ -34,6 +34,7 @@ pub struct UnlockedVolume {
     context: Context,
     /// One device, except for a table, which may have several or none.
     data: Vec<Device>,
+    /// What is known of it.
     pub info: VolumeInfo,
     contents: Contents,
     locks: Vec<DeviceLock>,
@@ -65,6 +66,7 @@ pub(crate) enum Contents {
 
 /// The engine's device, and the locks that are held as long as it is used.
 pub struct LockedStores {
+    /// The device of the engine.
     pub device: Arc<engine::Device>,
     /// The devices as first opened. The exclusive claim on a block device belongs to this descriptor, not to the one
     /// for direct I/O.

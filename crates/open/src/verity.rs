@@ -20,22 +20,30 @@ use super::threads::limit_waits;
 /// A dm-verity device as named on the command line.
 #[derive(Clone, Debug)]
 pub struct VerityArgs {
+    /// Device of the hash tree.
     pub hash_device: PathBuf,
     /// First byte of the superblock, or of the tree without one.
     pub hash_offset: u64,
     /// The parameters of a device without superblock. Those of a superblock must be the same, as far as they are given.
     pub given: GivenParameters,
+    /// There is no superblock.
     pub no_superblock: bool,
+    /// The trusted root hash.
     pub root_hash: RootHash,
+    /// Bad blocks are read with a warning.
     pub ignore_corruption: bool,
+    /// Blocks whose hash is that of zeroes are not read.
     pub ignore_zero_blocks: bool,
+    /// Forward error correction.
     pub fec: Option<FecArgs>,
 }
 
 /// Forward error correction on the command line.
 #[derive(Clone, Debug)]
 pub struct FecArgs {
+    /// Device of the parity.
     pub device: PathBuf,
+    /// Parity bytes of a codeword.
     pub roots: u32,
     /// First byte of the parity.
     pub offset: u64,
@@ -44,18 +52,26 @@ pub struct FecArgs {
 /// Parameters on the command line.
 #[derive(Clone, Debug, Default)]
 pub struct GivenParameters {
+    /// Version of the format.
     pub hash_type: Option<inlock_verity::HashType>,
+    /// The hash.
     pub hash: Option<inlock_cipher::Hash>,
+    /// Length of a data block in bytes.
     pub data_block_len: Option<u32>,
+    /// Length of a hash block in bytes.
     pub hash_block_len: Option<u32>,
+    /// Number of data blocks.
     pub data_blocks: Option<u64>,
+    /// The salt.
     pub salt: Option<Vec<u8>>,
 }
 
 /// Source of the root hash.
 #[derive(Clone, Debug)]
 pub enum RootHash {
+    /// Hexadecimal digits.
     Digits(String),
+    /// A file with the digits.
     File(PathBuf),
 }
 
@@ -96,11 +112,13 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// The underlying devices, opened and locked.
 pub struct VerityDevices {
+    /// The data device.
     pub data: Device,
     /// The hash device, if it is another one.
     pub hash: Option<Device>,
     /// The device of the parity.
     pub fec: Option<FecDevice>,
+    /// Locks on all.
     pub locks: Vec<DeviceLock>,
 }
 
@@ -192,7 +210,9 @@ impl FecArgs {
 /// Forward error correction of a device.
 #[derive(Clone)]
 pub struct OpenedFec {
+    /// Parity and parameters.
     pub fec: Fec,
+    /// Name of its device for messages.
     pub path: PathBuf,
 }
 
@@ -211,13 +231,21 @@ pub fn store(device: &Device, io: IoMode, read_only: bool) -> Result<Arc<dyn Bac
 
 /// Checked parameters of a device, and its root hash.
 pub struct VerityOpening {
+    /// Blocks and levels.
     pub layout: Layout,
+    /// First byte of the tree on the hash device.
     pub tree_offset: u64,
+    /// The trusted root hash.
     pub root: Vec<u8>,
+    /// UUID of the superblock.
     pub uuid: Option<String>,
+    /// Name of the hash, as the superblock has it.
     pub hash_name: String,
+    /// Bad blocks are read with a warning.
     pub ignore_corruption: bool,
+    /// Blocks whose hash is that of zeroes are not read.
     pub ignore_zero_blocks: bool,
+    /// Forward error correction.
     pub fec: Option<OpenedFec>,
 }
 

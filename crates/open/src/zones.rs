@@ -107,14 +107,17 @@ pub fn unfit(path: &Path, hint: ZoneHint) -> impl FnOnce(ZoneFault) -> Error {
 /// Zones of a running volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZonedInfo {
+    /// Number of zones.
     pub zones: u32,
     /// In bytes; the last zone may be shorter.
     pub zone_size: u64,
+    /// Number of conventional zones.
     pub conventional: u32,
     /// 0: no limit.
     pub max_open: u32,
     /// 0: no limit.
     pub max_active: u32,
+    /// Least bytes of a write.
     pub write_granularity: u32,
 }
 

@@ -119,7 +119,7 @@ fn bytes(offset: u64, len: u64) -> Bytes {
 
 /// A lock on a volume, held until dropped.
 #[derive(Debug)]
-pub struct VolumeLock {
+pub(super) struct VolumeLock {
     // Before the file that it is on.
     _bytes: RangeLock,
     _file: Lock,

@@ -49,6 +49,7 @@ impl TokenArgs {
 
 /// A volume that a token has unlocked.
 pub struct ByToken {
+    /// The volume.
     pub unlocked: Unlocked,
     /// The passphrase of the token.
     pub passphrase: Secret,
