@@ -2,10 +2,12 @@
 # Runs all checks, and prints a last line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
+#   ./test.sh quick        fmt tidy clippy unit: what a change breaks first
 #   ./test.sh STAGE...     any of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak
 #
-# Each stage writes its log to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so
-# that a suite that silently does less fails. A skip that is not in tests/expected-skips.txt fails, too.
+# Each stage prints its seconds, and writes its log to target/test-logs; the ten longest tests are listed. Counts that
+# the suites print are compared with tests/floors.txt, so that a suite that silently does less fails. A skip that is not
+# in tests/expected-skips.txt fails, too.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" || exit 1
 exec < /dev/null
@@ -14,6 +16,10 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 . tests/packages.sh
 
 STAGES=(build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak)
+# These run nothing of a release build.
+SOURCE=(fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz)
+QUICK=(fmt tidy clippy unit)
+[ "$*" = quick ] && set -- "${QUICK[@]}"
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -21,6 +27,7 @@ passed=0 failed=0 skipped=0
 
 for word in "$@"; do
     [[ " ${STAGES[*]} " == *" $word "* ]] || { echo "no stage '$word'; there are: ${STAGES[*]}" >&2; exit 1; }
+    [[ " ${SOURCE[*]} " == *" $word "* ]] || WANTED+=(build)
 done
 wanted() { [ "${WANTED[0]}" = all ] || [[ " ${WANTED[*]} " == *" $1 "* ]]; }
 
@@ -53,6 +60,13 @@ stage() {
         tail -n 40 "$log"
         echo "---"
     fi
+}
+
+# Prints the ten longest tests: seconds, program, test. What a test prints may stand in the line of its result.
+longest_tests() {
+    awk '/^program / { program = $2 }
+        /^test .* <[0-9.]+s>$/ { time = $NF; gsub(/[<>s]/, "", time); printf "%9.1f s  %s %s\n", time, program, $2 }' \
+        "$LOGS"/*.log | sort -rn | sed '11,$d; 1i the longest tests:'
 }
 
 # begin NAME COMMAND...: starts a stage in the background that uses CPUs which later stages leave idle. `stage NAME
@@ -139,6 +153,8 @@ documentation() {
     RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches && cargo xtask public-api
 }
 
+release_build() { cargo build --quiet --release --package inlock-cli && "$INLOCK_BIN" --version; }
+
 # 4 GiB of zeroes must pass unchanged through a target that encrypts nothing.
 null_target() {
     local image=$LOGS/null.img raw through
@@ -164,19 +180,21 @@ ceph_cluster() {
     return "$status"
 }
 
+begun=$SECONDS
 need_packages || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 want_browser
 rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
-if ! cargo build --quiet --release --package inlock-cli > "$LOGS/build.log" 2>&1; then
-    tail -n 60 "$LOGS/build.log"
-    echo "0 passed, 1 failed, 0 skipped"
-    exit 1
-fi
-export INLOCK_BIN=$TARGET/release/inlock
 INLOCK_NIST_XTS=$(/usr/bin/python3 -c 'import cryptography_vectors as v; print(v.__path__[0])')/ciphers/AES/XTS
 export INLOCK_NIST_XTS
 
-stage build "$INLOCK_BIN" --version
+if wanted build; then
+    export INLOCK_BIN=$TARGET/release/inlock
+    stage build release_build
+    [ "$failed" -eq 0 ] || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+else
+    # The tests of the crates are content with that of a debug build, which is made with them.
+    export INLOCK_BIN=$TARGET/debug/inlock
+fi
 stage fmt cargo fmt --all --check
 stage tidy cargo xtask tidy
 begin vm cargo xtask vm
@@ -212,5 +230,7 @@ if [ "${WANTED[0]}" = all ]; then
     stage floors check_floors
 fi
 
+longest_tests
+echo "all of this took $((SECONDS - begun)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -3,7 +3,8 @@
 # builds all test programs once, where another selection of packages would have other features, and build them again.
 # Appends the name to the file INLOCK_TEST_PROGRAMS_RUN.
 #
-# A program that hangs is killed, and what its threads and its processes wait for is printed.
+# A program that hangs is killed, and what its threads and its processes wait for is printed. Behind the name of each
+# test its time is printed, if the test program can do that; `./test.sh` lists the longest.
 set -euo pipefail
 target=$(basename "$1")
 # Cargo appends a hash.
@@ -34,6 +35,13 @@ for program in "$CARGO_PKG_NAME" "$CARGO_PKG_NAME:$target"; do
         echo "$program" >> "$INLOCK_TEST_PROGRAMS_RUN"
         # Not a child of the program, which may wait for all of its children.
         (watch "$$" "$program" < /dev/null &)
+        echo "program $CARGO_PKG_NAME:$target"
+        # The option is unstable; a test program of a stable compiler accepts it with this variable. Programs with a
+        # `main` of their own would run for --list, too.
+        timed=(-Z unstable-options --report-time --format pretty)
+        if grep -qaF report-time "$1" && RUSTC_BOOTSTRAP=1 "$1" "${timed[@]}" --list > /dev/null 2>&1; then
+            RUSTC_BOOTSTRAP=1 exec "$@" "${timed[@]}"
+        fi
         exec "$@"
     fi
 done
