@@ -1,4 +1,7 @@
 //! Runs tests with one mutant active, or with none to see which mutants each test reaches.
+//!
+//! Each run has a directory for temporary files and, for root, a PID namespace of its own: what a mutant leaves running
+//! ends with it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,11 +9,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
@@ -32,9 +36,15 @@ const STEPS: [Duration; 4] =
 pub(super) struct Test {
     program: PathBuf,
     directory: PathBuf,
-    name: String,
+    pub(super) name: String,
     time: Duration,
     reached: BTreeSet<u32>,
+}
+
+impl Test {
+    pub(super) fn reaches(&self, number: usize) -> bool {
+        u32::try_from(number).is_ok_and(|number| self.reached.contains(&number))
+    }
 }
 
 /// Result of a mutant.
@@ -56,33 +66,36 @@ enum End {
     Hung,
 }
 
-/// Runs each test of a program alone, and records the mutants that it reaches. Records of earlier runs are used if the
-/// program is the same. Tests that take longer than `longest` are left out.
+/// Runs each test of a program alone, `jobs` at a time, and records the mutants that it reaches. Records of earlier runs
+/// are used if the program is the same. Tests that take longer than `longest`, or fail, are left out.
 pub(super) fn reached(
     program: &Path,
     directory: &Path,
     is_run: impl Fn(&str) -> bool,
     place: &Path,
     longest: Duration,
+    jobs: usize,
 ) -> Result<Vec<Test>> {
     let metadata = fs::metadata(program)?;
     let name = program.file_name().and_then(|name| name.to_str()).context("a program has no name")?;
     let stamp = format!("{:?} {}", metadata.modified()?, metadata.len());
     let record = place.join("reached").join(format!("{name}.json"));
+    fs::create_dir_all(place.join("reached"))?;
     let known: Option<Value> = fs::read(&record).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let known = known.filter(|known| known["stamp"] == stamp.as_str());
     let mut tests = known.and_then(|known| known["tests"].as_array().cloned()).unwrap_or_default();
     let names: Vec<String> = list(program)?.into_iter().filter(|test| is_run(test)).collect();
     tests.retain(|test| names.iter().any(|name| test["name"] == name.as_str()));
-    println!("mutants: running each of {} tests of {name}, {} of them new", names.len(), names.len() - tests.len());
-    for test in &names {
-        if !tests.iter().any(|known| known["name"] == test.as_str()) {
-            let Some(measured) = measure(program, directory, place, test, longest)? else { continue };
-            tests.push(measured);
-            fs::create_dir_all(place.join("reached"))?;
-            fs::write(&record, serde_json::to_vec(&json!({ "stamp": stamp, "tests": tests }))?)?;
-        }
-    }
+    let new: Vec<&String> =
+        names.iter().filter(|name| !tests.iter().any(|known| known["name"] == name.as_str())).collect();
+    println!("mutants: running each of {} tests of {name}, {} of them new", names.len(), new.len());
+    let tests = Mutex::new(tests);
+    in_parallel(jobs, &new, |test| {
+        let Some(measured) = measure(program, directory, place, test, longest)? else { return Ok(()) };
+        let mut tests = tests.lock().map_err(|_| anyhow!("another job panicked"))?;
+        tests.push(measured);
+        Ok(fs::write(&record, serde_json::to_vec(&json!({ "stamp": stamp, "tests": *tests }))?)?)
+    })?;
     let parse = |test: &Value| {
         let reached = test["reached"].as_array()?.iter().filter_map(|n| u32::try_from(n.as_u64()?).ok()).collect();
         Some(Test {
@@ -93,8 +106,26 @@ pub(super) fn reached(
             reached,
         })
     };
+    let tests = tests.into_inner().map_err(|_| anyhow!("a job panicked"))?;
     let tests: Result<Vec<Test>> = tests.iter().map(|test| parse(test).context("a record is damaged")).collect();
-    Ok(tests?.into_iter().filter(|test| test.time <= longest).collect())
+    let mut tests: Vec<Test> = tests?.into_iter().filter(|test| test.time <= longest).collect();
+    tests.sort_by_key(|test| test.time);
+    Ok(tests)
+}
+
+/// Does the work for each item, for several at once, until one fails.
+pub(super) fn in_parallel<T: Sync>(jobs: usize, items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let job = || {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(item)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(job)).collect();
+        jobs.into_iter().try_for_each(|job| job.join().map_err(|_| anyhow!("a job panicked"))?)
+    })
 }
 
 fn list(program: &Path) -> Result<Vec<String>> {
@@ -103,9 +134,10 @@ fn list(program: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Returns nothing for a test that takes longer than `longest`.
+/// Returns nothing for a test that takes longer than `longest`, or fails each time.
 fn measure(program: &Path, directory: &Path, place: &Path, test: &str, longest: Duration) -> Result<Option<Value>> {
-    let file = place.join(format!("reached-{}", std::process::id()));
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let file = place.join(format!("reached-{}-{}", std::process::id(), FILES.fetch_add(1, Ordering::Relaxed)));
     let _ = fs::remove_file(&file);
     let mut begin = Instant::now();
     let mut attempt = || {
@@ -127,7 +159,10 @@ fn measure(program: &Path, directory: &Path, place: &Path, test: &str, longest: 
     match end {
         End::Passed => {}
         End::Hung if longest < MAX_TIME => return Ok(None),
-        End::Failed(_) | End::Hung => bail!("{test} fails without a mutant"),
+        End::Failed(_) | End::Hung => {
+            println!("mutants: {test} fails without a mutant, and is left out");
+            return Ok(None);
+        }
     }
     let bytes = fs::read(&file).unwrap_or_default();
     let _ = fs::remove_file(&file);
@@ -139,8 +174,7 @@ fn measure(program: &Path, directory: &Path, place: &Path, test: &str, longest: 
 /// Runs the tests that reach a mutant until one fails, short ones first. A test that does not end within `patience` and
 /// the multiple of its time hangs.
 pub(super) fn try_mutant(number: usize, tests: &[Test], place: &Path, patience: Duration) -> Result<Outcome> {
-    let number = u32::try_from(number)?;
-    let reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&number)).collect();
+    let reaching: Vec<&Test> = tests.iter().filter(|test| test.reaches(number)).collect();
     if reaching.is_empty() {
         return Ok(Outcome::NotReached);
     }
@@ -162,7 +196,7 @@ pub(super) fn try_mutant(number: usize, tests: &[Test], place: &Path, patience: 
 
 /// Runs tests of one program. A failure counts if the test fails once more alone: on a busy machine a test may fail
 /// that depends on time.
-fn try_batch(number: u32, tests: &[&Test], place: &Path, patience: Duration) -> Result<End> {
+fn try_batch(number: usize, tests: &[&Test], place: &Path, patience: Duration) -> Result<End> {
     let mut left = tests;
     while let [first, ..] = left {
         let attempt = |tests: &[&Test]| {
@@ -198,12 +232,17 @@ fn run(
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let temporary = place.join(format!("tmp-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed)));
     fs::create_dir_all(&temporary)?;
-    let mut command = Command::new("nice");
-    command.args(["-n", "10", "prlimit", "--core=0"]).arg(format!("--as={MAX_MEMORY}")).arg(program);
+    let mut command = Command::new("unshare");
+    // The shell waits for processes that lost their parent.
+    match rustix::process::geteuid().is_root() {
+        true => command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", "\"$@\"; exit $?", "sh"]),
+        false => command.arg("--"),
+    };
+    command.args(["nice", "-n", "10", "prlimit", "--core=0"]).arg(format!("--as={MAX_MEMORY}")).arg(program);
     command.args(["--exact", "--test-threads=1"]).args(tests);
     command.current_dir(directory).env("TMPDIR", &temporary).env(variable, value).env("RUST_BACKTRACE", "0");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-    let mut child = command.spawn().context("cannot run nice and prlimit")?;
+    let mut child = command.spawn().context("cannot run unshare")?;
     let group = Pid::from_child(&child);
     let output = child.stdout.take().context("no pipe")?;
     let (sender, lines) = mpsc::channel();
@@ -261,6 +300,7 @@ fn last(lines: &mpsc::Receiver<String>, status: std::process::ExitStatus) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     /// Returns a script that takes the arguments of a test program.
     fn script(directory: &Path, text: &str) -> PathBuf {
@@ -309,15 +349,15 @@ mod tests {
             [ $3 != c ]";
         let program = script(place.path(), text);
         for _ in 0..2 {
-            let tests = reached(&program, place.path(), |name| name != "c", place.path(), MAX_TIME).unwrap();
-            let found: Vec<_> = tests.iter().map(|test| (test.name.as_str(), test.reached.clone())).collect();
-            assert_eq!(found, [("a", BTreeSet::from([5])), ("b", BTreeSet::new())]);
+            let tests = reached(&program, place.path(), |name| name != "c", place.path(), MAX_TIME, 2).unwrap();
+            let found: BTreeMap<_, _> = tests.iter().map(|test| (test.name.as_str(), test.reached.clone())).collect();
+            assert_eq!(found, BTreeMap::from([("a", BTreeSet::from([5])), ("b", BTreeSet::new())]));
         }
         let program = script(place.path(), "[ $1 = --list ] && echo 'a: test'");
-        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest);
-        assert!(of(MAX_TIME).is_err(), "fails without a mutant");
+        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest, 2);
+        assert!(of(MAX_TIME).unwrap().is_empty(), "fails without a mutant");
         let program = script(place.path(), "[ $1 != --list ] && sleep 100; echo 'a: test'");
-        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest);
+        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest, 2);
         assert!(of(Duration::from_millis(200)).unwrap().is_empty(), "it takes too long");
     }
 }
