@@ -3,7 +3,7 @@
 //! All mutants are compiled at once into a copy of the tree in `target/mutants`, each behind a check of an environment
 //! variable (`rewrite.rs`, `tree.rs`); those that do not compile are left out (`build.rs`). Each test runs once alone,
 //! and records the mutants that it reaches; each mutant runs the tests that reach it until one fails (`trial.rs`).
-//! Survivors are compared with docs/mutants.md (`verdict.rs`).
+//! Survivors are compared with docs/mutants.md (`verdict.rs`); `target/mutants/survivors` has those without a reason.
 //!
 //! Mutants run in an order that looks random, so an interrupted run, or one with `--sample`, has tried a random sample;
 //! `--seed N` chooses another order, and `--skip N` leaves out its first N. A run continues where the last one ended,
@@ -11,6 +11,7 @@
 //! subtle changes only (`sites/subtle.rs`), `--jobs N` several at once. `--patience SECONDS` is the time after which a
 //! short test hangs. `--longest SECONDS` leaves out tests that take more, `--test WORD` those not so named.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -104,6 +105,10 @@ impl Wanted {
         Ok(wanted)
     }
 
+    fn jobs(&self) -> usize {
+        self.jobs.unwrap_or(1)
+    }
+
     fn is_wanted(&self, name: &str) -> bool {
         let is_matched = self.filters.is_empty() || self.filters.iter().any(|filter| filter.is_match(name));
         is_matched && (!self.subtle || sites::subtle::is_subtle(name))
@@ -139,7 +144,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
                     !of.left_out.iter().any(|name| test.starts_with(name))
                         && (wanted.tests.is_empty() || wanted.tests.iter().any(|word| test.contains(word.as_str())))
                 };
-                tests.extend(trial::reached(program, directory, is_run, &place, longest)?);
+                tests.extend(trial::reached(program, directory, is_run, &place, longest, wanted.jobs())?);
             }
         }
         try_group(group, &wanted, &tree, &tests, &mut results, &place)?;
@@ -150,6 +155,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         let explained = explained.iter().filter(|(name, _)| group.has_mutant(name));
         let explained = explained.filter(|(name, _)| !wanted.subtle || sites::subtle::is_subtle(name));
         let explained = explained.map(|(name, reason)| (name.clone(), reason.clone())).collect();
+        let path = place.join("survivors").join(group.name);
+        fs::create_dir_all(place.join("survivors"))?;
+        let text = viable.iter().filter_map(|&n| described(n, &tree, &tests, &results, &explained));
+        fs::write(&path, text.collect::<String>())?;
         passes &= verdict::report(group.name, &names, others.len(), &results, &explained);
     }
     Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -198,26 +207,34 @@ fn try_group(
     });
     let patience = wanted.patience.map_or(trial::MIN_TIMEOUT, Duration::from_secs);
     let begin = Instant::now();
-    let (next, done, results) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(results));
-    let job = || {
-        while let Some(&number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let name = &tree.names[number];
-            let outcome = trial::try_mutant(number, tests, place, patience)?;
-            if verdict::is_survivor(&outcome) {
-                println!("mutants: {outcome:?}: {name}");
-            }
-            results.lock().map_err(|_| anyhow!("another job panicked"))?.add(name, outcome)?;
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if done.is_multiple_of(50) {
-                println!("mutants: {}: {done} of {} in {:?}", group.name, numbers.len(), begin.elapsed());
-            }
+    let (done, results) = (AtomicUsize::new(0), Mutex::new(results));
+    trial::in_parallel(wanted.jobs(), &numbers, |&number| {
+        let name = &tree.names[number];
+        let outcome = trial::try_mutant(number, tests, place, patience)?;
+        if verdict::is_survivor(&outcome) {
+            println!("mutants: {outcome:?}: {name}");
         }
-        Ok::<_, anyhow::Error>(())
-    };
-    std::thread::scope(|scope| {
-        let jobs: Vec<_> = (0..wanted.jobs.unwrap_or(1)).map(|_| scope.spawn(job)).collect();
-        jobs.into_iter().try_for_each(|job| job.join().map_err(|_| anyhow!("a job panicked"))?)
+        results.lock().map_err(|_| anyhow!("another job panicked"))?.add(name, outcome)?;
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done.is_multiple_of(50) {
+            println!("mutants: {}: {done} of {} in {:?}", group.name, numbers.len(), begin.elapsed());
+        }
+        Ok(())
     })
+}
+
+/// Describes a survivor without a reason, with the tests that reach it.
+fn described(
+    number: usize,
+    tree: &Tree,
+    tests: &[Test],
+    results: &Results,
+    explained: &BTreeMap<String, String>,
+) -> Option<String> {
+    let name = &tree.names[number];
+    let survived = results.get(name).is_some_and(verdict::is_survivor) && !explained.contains_key(name);
+    let reaching: Vec<&str> = tests.iter().filter(|test| test.reaches(number)).map(|test| test.name.as_str()).collect();
+    survived.then(|| format!("{}  reached by {reaching:?}\n\n", tree.described(number).unwrap_or_default()))
 }
 
 /// Returns a mutant's place in the order of trials that the seed chooses.

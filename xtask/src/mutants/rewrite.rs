@@ -42,6 +42,15 @@ impl Source {
         &self.sites.names
     }
 
+    /// Returns a mutant's line, the code there, and what is inserted.
+    pub(super) fn change(&self, number: usize) -> Option<(usize, &str, &str)> {
+        let index = number.checked_sub(self.first)?;
+        let inserted = |insertion: &'_ Insertion| insertion.pieces.iter().position(|piece| piece.mutants == [index]);
+        let (insertion, piece) = self.sites.insertions.iter().find_map(|one| Some((one, inserted(one)?)))?;
+        let line = self.text[..insertion.at].matches('\n').count() + 1;
+        Some((line, &self.text[insertion.around.clone()], &insertion.pieces[piece].text))
+    }
+
     /// Returns the text with all mutants but those that do not compile.
     pub(super) fn rewrite(&self, disabled: &BTreeSet<usize>) -> Rewritten {
         let mut out = Rewritten { text: String::new(), regions: Vec::new(), wider: Vec::new() };
@@ -155,6 +164,15 @@ mod tests {
             ]
         );
         assert_eq!(source(text).names(), source(&text.replace('\n', "\n\n")).names());
+    }
+
+    #[test]
+    fn change_is_told_with_its_line() {
+        let source = Source::parse("a.rs", "fn f() {\n    g(a + b);\n}".to_owned(), 10).unwrap();
+        let (line, code, inserted) = source.change(12).unwrap();
+        assert_eq!((line, code), (2, "a + b"));
+        assert!(source.names()[2].contains("+ with -") && inserted.contains("(a) - (b)"), "{inserted}");
+        assert!(source.change(9).is_none() && source.change(100).is_none());
     }
 
     #[test]

@@ -118,6 +118,15 @@ impl Tree {
         Ok(())
     }
 
+    /// Describes a mutant for a person: name, place, code, what is inserted.
+    pub(super) fn described(&self, number: usize) -> Option<String> {
+        let change = |(file, source): &(String, Source)| {
+            let (line, code, inserted) = source.change(number)?;
+            Some(format!("{}\n  {file}:{line}\n  - {code}\n  + {inserted}\n", self.names[number]))
+        };
+        self.sources.iter().find_map(change)
+    }
+
     /// Returns the mutants that a message about these bytes of a file is about; with `around`, all those of the
     /// expression that it is in.
     pub(super) fn blamed(&self, file: &str, bytes: &Range<usize>, around: bool) -> Option<Vec<usize>> {
