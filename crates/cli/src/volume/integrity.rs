@@ -207,6 +207,11 @@ pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::
         IntegrityError::Option { option, reason } => {
             CliError::usage(format!("Option --{option} cannot be used with device {}: {reason}.", path.display()))
         }
+        error @ IntegrityError::NoJournalMac => CliError::refused(
+            format!("Device {} cannot be used: {error}.", path.display()),
+            "give its hash and key with --journal-integrity and --journal-integrity-key-file, if it was formatted with \
+             them; otherwise the superblock was changed",
+        ),
         error @ IntegrityError::Journal(_) => CliError::refused(
             format!("Device {} cannot be used: {error}.", path.display()),
             "nothing was written; check the hash and its key, the key of the journal, and the device; \

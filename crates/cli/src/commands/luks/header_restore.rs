@@ -30,7 +30,16 @@ pub(crate) const ACTION: Action = Action {
 fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(device)?;
     access.device.check_writable()?;
-    let backup = header_file::read(file)?;
+    // Of the file, not of the device: status 1, as in cryptsetup.
+    let backup = header_file::read(file).map_err(|error| match error.downcast::<CliError>() {
+        Ok(error @ (CliError::NoDevice { .. } | CliError::NotADevice { .. })) => {
+            let hint = "use a file that `luksHeaderBackup` has created";
+            anyhow::Error::from(error)
+                .context(CliError::Refused { message: "Header backup file cannot be used.".to_owned(), hint })
+        }
+        Ok(other) => other.into(),
+        Err(other) => other,
+    })?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
     if !batch {
