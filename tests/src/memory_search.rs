@@ -1,6 +1,9 @@
 //! Searching memory for secrets. In this crate, which is optimized in debug builds too: a search reads every byte.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 
 /// Byte strings of equal length to search for.
 pub struct Needles<'n> {
@@ -42,6 +45,50 @@ impl<'n> Needles<'n> {
         }
         found
     }
+}
+
+/// A secret whose bytes are inverted, so that a search of this process finds only what others have left.
+pub struct Inverted(Vec<u8>);
+
+impl Inverted {
+    /// Inverts `secret`, in place, and keeps it so.
+    pub fn new(mut secret: Vec<u8>) -> Self {
+        secret.iter_mut().for_each(|byte| *byte = !*byte);
+        Self(secret)
+    }
+
+    /// Whether the secret is somewhere in the memory of this process.
+    ///
+    /// # Errors
+    /// If the memory cannot be read.
+    pub fn is_in_own_memory(&self) -> io::Result<bool> {
+        let memory = File::open("/proc/self/mem")?;
+        let mut piece = vec![0; 1 << 16];
+        for line in BufReader::new(File::open("/proc/self/maps")?).lines() {
+            let Some((mut at, end)) = writable_range(&line?) else { continue };
+            // Pieces overlap by a needle. The kernel's own pages cannot be read.
+            while let Ok(read) = memory.read_at(&mut piece, at) {
+                let read = read.min(end.saturating_sub(at) as usize);
+                if piece[..read].windows(self.0.len()).any(|bytes| bytes.iter().zip(&self.0).all(|(a, b)| *a == !*b)) {
+                    return Ok(true);
+                }
+                if read < piece.len() {
+                    break;
+                }
+                at += (read - self.0.len()) as u64;
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Addresses of a line of `/proc/PID/maps` that can be written to.
+fn writable_range(line: &str) -> Option<(u64, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let is_writable = words.next()?.starts_with("rw");
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    is_writable.then_some((number(start)?, number(end)?))
 }
 
 fn first_two(bytes: &[u8]) -> usize {

@@ -23,6 +23,9 @@ pub enum IntegrityError {
         /// The reason.
         reason: &'static str,
     },
+    /// The journal has a MAC, and no hash is given for it.
+    #[error("its journal has a MAC, and option journal-integrity is not given")]
+    NoJournalMac,
     /// The journal is longer than [`MAX_JOURNAL_SECTORS`](crate::MAX_JOURNAL_SECTORS).
     #[error("the journal has {sectors} sectors")]
     LongJournal {

@@ -88,10 +88,14 @@ impl OpenOptions {
         require(self.tag_size.is_none_or(|size| size == tag_size), "tag-size", "the superblock has another one")?;
         let block_len = sb.block_len();
         require(self.block_len.is_none_or(|len| len == block_len), "sector-size", "the superblock has another one")?;
-        let has_mac = sb.flags.has(Flags::JOURNAL_MAC);
-        let mac_reason = if has_mac { "the volume's journal has a MAC" } else { "the volume's journal has no MAC" };
-        let recovery = self.mode == Mode::Recovery;
-        require(recovery || has_mac == self.journal_mac.is_some(), "journal-integrity", mac_reason)?;
+        if self.mode != Mode::Recovery {
+            match (sb.flags.has(Flags::JOURNAL_MAC), self.journal_mac.is_some()) {
+                (true, false) => return Err(IntegrityError::NoJournalMac),
+                (has_mac, given) => {
+                    require(has_mac == given, "journal-integrity", "the volume's journal has no MAC")?;
+                }
+            }
+        }
         let internal = self.internal_hash.is_some();
         require(self.mode != Mode::Bitmap || internal, "mode", "a bitmap needs an internal hash")?;
         require(!self.allow_discards || internal, "allow-discards", "discards need an internal hash")?;

@@ -210,6 +210,8 @@ pub enum ErrorKind {
     IntegrityOption,
     /// The data device is the device with the metadata.
     SameDataDevice,
+    /// The superblock says that the journal has a MAC, and no hash for it is given.
+    NoJournalMac,
     /// The journal is damaged.
     Journal,
     /// The journal is longer than is accepted without being asked for.

@@ -211,6 +211,9 @@ pub fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> Error {
             ErrorKind::IntegrityOption,
             format!("Option --{option} cannot be used with device {}: {reason}.", path.display()),
         ),
+        error @ IntegrityError::NoJournalMac => {
+            Error::new(ErrorKind::NoJournalMac, format!("Device {} cannot be used: {error}.", path.display()))
+        }
         error @ IntegrityError::Journal(_) => {
             Error::new(ErrorKind::Journal, format!("Device {} cannot be used: {error}.", path.display()))
         }

@@ -7,7 +7,7 @@ use crate::luks1::{self, Luks1Repair};
 use crate::luks2::{Luks2, Luks2Repair};
 use crate::repair_step::Repair;
 use crate::secret::Secret;
-use crate::signatures::{Signature, find_signatures};
+use crate::signatures::{Signature, find_signatures, partition_table};
 use crate::unlock::UnlockOptions;
 use crate::volume::Volume;
 use std::collections::BTreeSet;
@@ -36,14 +36,23 @@ impl RepairPlan {
     pub fn new(device: &dyn HeaderDevice) -> Result<Self, RepairError> {
         if luks1::probe(device)? {
             let (plan, found) = (Luks1Repair::plan(device)?, luks1::digest_of(device)?);
+            // The table of the PC lies within keyslots, and its repair is one of their repairs.
+            let foreign = partition_table(device)?.filter(|table| table.name != "dos" && !plan.repairs().is_empty());
             return Ok(Self {
                 repairs: plan.repairs().to_vec(),
                 header: Planned::Luks1(Box::new(plan), found),
-                foreign: None,
+                foreign,
             });
         }
         let (luks2, foreign) = match Luks2::load(device) {
             Err(LoadError::NotLuks) => return Self::salvage(device),
+            // Without a table, both copies have more damage than one program does.
+            Err(LoadError::Damaged(fault)) if partition_table(device)?.is_some() => {
+                return Self::salvage(device).map_err(|error| match error {
+                    RepairError::Load(LoadError::NotLuks) => LoadError::Damaged(fault).into(),
+                    other => other,
+                });
+            }
             Err(LoadError::Ambiguous(signature)) => (Luks2::load_despite_signatures(device)?, Some(signature)),
             loaded => (loaded?, None),
         };
@@ -51,7 +60,7 @@ impl RepairPlan {
         Ok(Self { repairs: plan.repairs().to_vec(), header: Planned::Luks2(Box::new(plan)), foreign })
     }
 
-    /// Plans the repair of a header whose magic was overwritten.
+    /// Plans the repair of a header that cannot be loaded, from what is left of it.
     fn salvage(device: &dyn HeaderDevice) -> Result<Self, RepairError> {
         let header = match (Luks2Repair::salvage(device), Luks1Repair::salvage(device)) {
             (Some(plan), _) => Planned::Luks2(Box::new(plan)),
@@ -65,9 +74,21 @@ impl RepairPlan {
         Ok(Self { header, repairs, foreign: find_signatures(device)?.first().copied() })
     }
 
-    /// Whether the device has no magic of a header, and only its rest was found.
+    /// Whether the device has no header that can be loaded, and only parts of one were found.
     pub fn is_salvage(&self) -> bool {
-        self.repairs.iter().any(|repair| matches!(repair, Repair::RestoreMagic | Repair::RebuildHeader { .. }))
+        self.repairs.iter().any(Repair::is_salvage)
+    }
+
+    /// Returns the volume as all repairs would leave it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the header is then still not valid.
+    pub fn mended(&self) -> Result<Volume, LoadError> {
+        Ok(match &self.header {
+            Planned::Luks1(plan, _) => plan.mended()?.into(),
+            Planned::Luks2(plan) => plan.mended()?.into(),
+        })
     }
 
     /// Returns the version of the header: 1 or 2.
@@ -105,10 +126,7 @@ impl RepairPlan {
         passphrase: &Secret,
         options: &UnlockOptions,
     ) -> Result<u32, ProofError> {
-        let volume = match &self.header {
-            Planned::Luks1(plan, _) => Volume::from(plan.mended()?),
-            Planned::Luks2(plan) => Volume::from(plan.mended()?),
-        };
+        let volume = self.mended()?;
         for &keyslot in self.unproven() {
             let options = UnlockOptions { keyslot: Some(keyslot), ..options.clone() };
             match volume.unlock_key(device, passphrase, &options) {

@@ -17,6 +17,9 @@ pub enum Repair {
     },
     /// The magic is written again; the rest of the header is whole.
     RestoreMagic,
+    /// Both copies of a LUKS2 header are written again, from the binary header of the first one and metadata that are
+    /// whole. No checksum proves them.
+    RebuildCopies,
     /// The binary header of LUKS2 is made again; the metadata are whole.
     RebuildHeader {
         /// The new UUID. The old one, label and subsystem are lost.
@@ -53,6 +56,11 @@ pub enum Repair {
 }
 
 impl Repair {
+    /// Whether it restores a header that cannot be loaded from what is left of it.
+    pub(crate) fn is_salvage(&self) -> bool {
+        matches!(self, Self::RestoreMagic | Self::RebuildCopies | Self::RebuildHeader { .. })
+    }
+
     /// Whether it may lose a keyslot for good: it erases one, or replaces a valid copy of the header that may have
     /// others.
     pub fn is_erasure(&self) -> bool {
@@ -70,6 +78,7 @@ impl fmt::Display for Repair {
             Self::RewriteCopy { copy: Copy::Primary, .. } => f.write_str("rewrite the first header copy"),
             Self::RewriteCopy { copy: Copy::Secondary, .. } => f.write_str("rewrite the second header copy"),
             Self::RestoreMagic => f.write_str("write the magic of the header, whose rest is whole"),
+            Self::RebuildCopies => f.write_str("write both header copies again, from metadata that are whole"),
             Self::RebuildHeader { uuid } => {
                 write!(f, "make a header with UUID {uuid} from metadata that are whole; label and UUID are lost")
             }

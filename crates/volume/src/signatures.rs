@@ -160,6 +160,11 @@ pub fn find_signatures(device: &dyn HeaderDevice) -> io::Result<Vec<Signature>> 
     Ok(found)
 }
 
+/// Returns the signature of a table of partitions on `device`.
+pub(crate) fn partition_table(device: &dyn HeaderDevice) -> io::Result<Option<Signature>> {
+    Ok(find_signatures(device)?.into_iter().find(|found| found.kind == PartitionTable))
+}
+
 /// Overwrites the magics of other formats in these bytes of `device` with zeroes, and makes that durable.
 /// Formats have copies; so it searches again until nothing is found.
 ///

@@ -106,10 +106,10 @@ struct CopyReport {
 }
 
 #[derive(Debug, Serialize)]
-struct Keyslot {
+pub(super) struct Keyslot {
     number: u32,
     can_work: bool,
-    state: String,
+    pub(super) state: String,
 }
 
 /// A header that does not begin at the start of the device.
@@ -197,6 +197,9 @@ fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, dat
     }
     if let Some(plan) = plan.filter(|_| !repairs.is_empty()) {
         report.advise_repair(&plan, &path);
+        if report.header.is_none() {
+            report.advise_lost_keyslots(&plan, header)?;
+        }
     }
     if report.health == Health::Healthy {
         report.advise(
@@ -299,7 +302,8 @@ fn copies(volume: &Volume) -> Vec<CopyReport> {
     ["first", "second"].into_iter().zip(problems).map(report).collect()
 }
 
-fn keyslot(number: u32, state: &KeyslotState) -> Keyslot {
+/// Describes the state of a keyslot.
+pub(super) fn keyslot(number: u32, state: &KeyslotState) -> Keyslot {
     let (can_work, state) = match state {
         KeyslotState::Usable => (true, "can work".to_owned()),
         KeyslotState::OnlyByNumber => (true, format!("can work with --key-slot {number}")),
@@ -419,21 +423,23 @@ impl Report {
     fn advise_repair(&mut self, plan: &RepairPlan, path: &str) {
         let list: Vec<String> = plan.repairs().iter().map(Repair::to_string).collect();
         let list = list.join("; ");
-        self.health = self.health.max(Health::Damaged);
         if plan.is_salvage() {
+            let lost = if self.health == Health::Nothing { "has no magic" } else { "has no copy that is whole" };
             self.health = Health::Unusable;
-            let left = "the header has no magic, as after `wipefs` or a new partition table, but its rest is there";
-            self.error = Some(left.to_owned());
+            self.error =
+                Some(format!("the header {lost}, as after `wipefs` or a new partition table, but its rest is there"));
         }
+        self.health = self.health.max(Health::Damaged);
         if let Some(foreign) = plan.foreign() {
             self.health = Health::Unusable;
             self.advise(
                 format!("If you use what the {foreign} belongs to, leave all as it is: an older volume has left this."),
                 None,
             );
+            let key = if plan.unproven().is_empty() { "" } else { "--key-file FILE " };
             self.advise(
                 format!("If the volume is lost without the header, copy the device, then repair it ({list})."),
-                Some(format!("inlock repair --disable-blkid {path}")),
+                Some(format!("inlock repair --disable-blkid {key}{path}")),
             );
             return;
         }
@@ -451,6 +457,20 @@ impl Report {
             ),
             Some(format!("inlock repair --key-file FILE {path}")),
         );
+    }
+
+    /// Names the keyslots that do not work after the repair either.
+    fn advise_lost_keyslots(&mut self, plan: &RepairPlan, header: &DeviceHeader) -> anyhow::Result<()> {
+        let Ok(volume) = plan.mended() else { return Ok(()) };
+        let slots = volume.report_keyslots(header, &KdfLimits::default())?;
+        let slots: Vec<Keyslot> = slots.iter().map(|slot| keyslot(slot.number, &slot.state)).collect();
+        for slot in slots.iter().filter(|slot| !slot.can_work) {
+            self.advise(format!("The repair does not bring keyslot {} back: it {}.", slot.number, slot.state), None);
+        }
+        if !slots.iter().any(|slot| slot.can_work) {
+            self.advise("No keyslot is left: restore a backup of the header; without one the data are lost.", None);
+        }
+        Ok(())
     }
 
     fn advise(&mut self, text: impl Into<String>, command: Option<String>) {

@@ -268,6 +268,10 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
         }
         ErrorKind::FreshnessUnknown => "check the data, and add --freshness-accept to record the present state",
         ErrorKind::NotIntegrity => "check the device; `inlock luksDump` shows a LUKS2 volume with integrity protection",
+        ErrorKind::NoJournalMac => {
+            "give its hash and key with --journal-integrity and --journal-integrity-key-file, if it was formatted with \
+             them; otherwise the superblock was changed"
+        }
         ErrorKind::Journal => {
             "nothing was written; check the hash and its key, the key of the journal, and the device; \
              --integrity-salvage-journal opens the volume without what is damaged, whose writes are then lost"

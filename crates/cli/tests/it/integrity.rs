@@ -241,6 +241,20 @@ fn unusable_volume_is_refused_by_name() {
     );
 }
 
+/// The superblock says what is missing, not the user.
+#[test]
+fn journal_with_a_mac_that_is_not_given_is_told() {
+    let dir = Dir::new();
+    let (image, key) = (dir.image("image", 4), dir.file("key", &[7; 16]));
+    let mac = ["--journal-integrity", "hmac-sha256", "--journal-integrity-key-file", &key];
+    call([&["integrity", "format", &image, "--journal-integrity-key-size", "16"][..], &mac].concat()).works();
+    for words in [&["integrity", "serve", &image, "--run", "true"][..], &["integrity", "resize", &image]] {
+        let refused = call(words);
+        assert!(!refused.err.contains("Option --journal-integrity cannot be used"), "{refused:?}");
+        refused.fails(1, &["its journal has a MAC, and option journal-integrity is not given", "hint: give its hash"]);
+    }
+}
+
 #[test]
 fn mistake_in_options_is_refused_by_name() {
     let dir = Dir::new();

@@ -99,6 +99,7 @@ fn no_command_changes_a_header_on_read_only_device() {
         format!("luksFormat -q {at} {secret}"),
         format!("luksFormat -q --header {at} {data} {secret}"),
         format!("integrity format -q {at}"),
+        format!("integrity resize {at}"),
         format!("verity format {data} {at}"),
     ] {
         call(words.split(' ')).fails(1, &[&said]);

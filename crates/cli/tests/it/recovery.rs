@@ -47,6 +47,11 @@ fn backup_is_for_its_owner_never_replaces_a_file_and_restores_a_lost_header() {
         std::fs::set_permissions(&backup, std::fs::Permissions::from_mode(0o600)).unwrap();
         damage(&backup, |bytes| bytes.truncate(100_000));
         let before = std::fs::read(&image).unwrap();
+        // What is wrong with the file is no error of the device.
+        for file in [dir.name("missing"), dir.name("")] {
+            call(["luksHeaderRestore", "-q", &image, "--header-backup-file", &file])
+                .fails(1, &["Header backup file cannot be used", &file]);
+        }
         let refused = call(["luksHeaderRestore", "-q", &image, "--header-backup-file", &backup]);
         refused.fails(1, &["Backup file does not contain valid LUKS header"]);
         assert!(std::fs::read(&image).unwrap() == before);
@@ -253,6 +258,110 @@ fn header_without_magic_is_found_and_put_back() {
     damage(&image, |bytes| bytes[20480] = b'[');
     call(["repair", "-q", "--disable-blkid", &image]).fails(1, &["is not a valid LUKS device"]);
     assert_eq!(doctor(&[&image]).0, 12);
+}
+
+/// Writes a GPT as `sgdisk -o` does: a boot sector with a protective entry, whose code stays, a header, entries, and
+/// copies of both at the end. With `wipefs -a` afterwards the signatures are gone, of all formats or of the volume.
+fn write_gpt(bytes: &mut [u8], wiped: &[&str]) {
+    let (sector, sectors) = (512, bytes.len() / 512);
+    let lba = |number: usize| (number as u64).to_le_bytes();
+    bytes[440..512].fill(0);
+    bytes[446..462].copy_from_slice(b"\0\0\x02\0\xee\x05\x04\x01\x01\0\0\0\xff\xbf\0\0");
+    bytes[510..512].copy_from_slice(b"\x55\xaa");
+    let mut header = [0; 512];
+    header[..16].copy_from_slice(b"EFI PART\0\0\x01\0\x5c\0\0\0");
+    header[16..20].copy_from_slice(b"\x68\xeb\x4e\x53");
+    let fields = [(24, 1), (32, sectors - 1), (40, 34), (48, sectors - 34), (72, 2), (80, 128), (84, 128)];
+    fields.into_iter().for_each(|(at, value)| header[at..at + 8].copy_from_slice(&lba(value)));
+    header[56..72].copy_from_slice(b"\x8d\xfc\x5a\x89\xe6\xc4\xb7\x45\xbf\xf3\x27\x33\xe7\xb5\xa8\xc4");
+    let mut entries = [0; 32 * 512];
+    entries[..32].copy_from_slice(b"\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4\xae\x3f\x0c\x98\x36\x02\xd3\x49\xa1\x0b\xe5\x7e\xeb\x00\xf6\x77");
+    (entries[33], entries[41]) = (8, 0x17);
+    for (header_at, entries_at) in [(sector, 2 * sector), ((sectors - 1) * sector, (sectors - 33) * sector)] {
+        bytes[header_at..][..512].copy_from_slice(&header);
+        bytes[entries_at..][..entries.len()].copy_from_slice(&entries);
+    }
+    let magics = [("luks", 0, 6), ("pmbr", 510, 2), ("gpt", 512, 8), ("gpt", (sectors - 1) * sector, 8)];
+    magics.iter().filter(|(name, ..)| wiped.contains(name)).for_each(|(_, at, len)| bytes[*at..at + len].fill(0));
+}
+
+/// A GPT over a header: what is left is told, and put back, with the UUID.
+#[test]
+fn gpt_over_a_header_is_told_and_repaired() {
+    let rows: [(u32, &[&str]); 7] = [
+        (1, &[]),
+        (1, &["luks"]),
+        (1, &["luks", "pmbr", "gpt"]),
+        (1, &["pmbr", "gpt"]),
+        (2, &[]),
+        (2, &["luks"]),
+        (2, &["luks", "pmbr", "gpt"]),
+    ];
+    for (version, wiped) in rows {
+        let dir = Dir::new();
+        let image = volume(&dir, version);
+        let (secret, other) = (dir.file("secret", b"secret"), dir.file("other", b"other"));
+        let kdf = if version == 1 { &FAST1[2..] } else { &FAST };
+        call([&["luksAddKey", "-q", "--key-file", &secret, &image, &other][..], kdf].concat()).works();
+        if version == 2 {
+            call(["config", &image, "--label", "name"]).works();
+        }
+        let uuid = call(["luksUUID", &image]).works().text().to_owned();
+        damage(&image, |bytes| write_gpt(bytes, wiped));
+        let before = std::fs::read(&image).unwrap();
+        let row = format!("LUKS{version} {wiped:?}");
+        let opens_by = |key: &str| call(["open", "--test-passphrase", "--key-file", key, &image]).code == 0;
+        assert!(!opens_by(&secret) && !opens_by(&other), "{row}");
+
+        let (code, report) = doctor(&[&image]);
+        let text = report.to_string();
+        assert!(code == 11 && report["health"] == "unusable" && !text.contains("no trace"), "{row}: {text}");
+        assert!(text.contains("inlock repair ") && !text.contains("luksHeaderRestore"), "{row}: {text}");
+        let has_table = !wiped.contains(&"gpt");
+        assert_eq!(text.contains("If you use what the 'gpt' partition signature"), has_table, "{row}: {text}");
+        assert_eq!(text.contains("has no magic"), wiped.contains(&"luks"), "{row}: {text}");
+        // The key material of keyslot 0 of LUKS1 begins within the entries.
+        let lost = "keyslot 0 back: it cannot work: 26 of 500 sectors of its key material are overwritten";
+        assert_eq!(text.contains(lost), version == 1, "{row}: {text}");
+        assert!(std::fs::read(&image).unwrap() == before, "{row}: doctor wrote");
+
+        let is_salvage = version == 2 || wiped.contains(&"luks");
+        if has_table && is_salvage {
+            call(["repair", "-q", &image]).fails(1, &["'gpt' partition signature"]);
+            assert!(std::fs::read(&image).unwrap() == before, "{row}: repaired over a partition table");
+        } else if has_table {
+            call(["repair", "-q", &image])
+                .fails(0, &["WARNING: Device", "already contains a 'gpt' partition signature"]);
+            std::fs::write(&image, &before).unwrap();
+        }
+        let ignored = if has_table { &["--disable-blkid"][..] } else { &[] };
+        let repaired = call([&["repair", "-q", &image][..], ignored].concat());
+        assert_eq!(repaired.code, 0, "{row}: {repaired:?}");
+        assert_eq!(repaired.err.contains("keyslot 0 cannot work: 26 of 500"), version == 1, "{row}: {repaired:?}");
+        assert_eq!(call(["luksUUID", &image]).works().text(), uuid, "{row}");
+        assert!(opens_by(&other) && opens_by(&secret) == (version == 2), "{row}");
+        let (code, report) = doctor(&[&image]);
+        assert_eq!(code, if version == 1 { 10 } else { 0 }, "{row}: {report}");
+        assert!(version == 1 || report["header"]["label"] == "name", "{row}: {report}");
+        assert_eq!(report["signatures"].as_array().unwrap().len(), 0, "{row}: {report}");
+    }
+}
+
+/// Keyslot 4 of LUKS1 loses its offset and its stripes to a GPT: a passphrase proves what they were.
+#[test]
+fn gpt_over_a_keyslot_in_use_is_repaired_with_its_passphrase() {
+    let dir = Dir::new();
+    let image = volume(&dir, 1);
+    let (secret, other) = (dir.file("secret", b"secret"), dir.file("other", b"other"));
+    let add = ["luksAddKey", "-q", "--key-file", &secret, "--new-key-slot", "4", &image, &other];
+    call([&add[..], &FAST1[2..]].concat()).works();
+    damage(&image, |bytes| write_gpt(bytes, &[]));
+    let text = doctor(&[&image]).1.to_string();
+    assert!(text.contains("inlock repair --disable-blkid --key-file FILE"), "{text}");
+    let repair = ["repair", "-q", "--disable-blkid", &image, "--key-file"];
+    call([&repair[..], &[&secret]].concat()).fails(1, &["keyslot 4"]);
+    call([&repair[..], &[&other]].concat()).fails(0, &["keyslot 4 opens when repaired"]);
+    call(["open", "--test-passphrase", "--key-file", &other, &image]).works();
 }
 
 #[test]

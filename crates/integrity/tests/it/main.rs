@@ -12,6 +12,7 @@ mod format;
 mod freshness;
 mod journal_writer;
 mod journals;
+mod key_memory;
 mod marks;
 mod metrics;
 mod resize;

@@ -11,15 +11,15 @@ use crate::header_device::HeaderDevice;
 use crate::key_material::MAX_KEY_LEN;
 use crate::luks2::binary_header::LUKS_MAGIC;
 use crate::repair_step::Repair;
-use crate::signatures::find_signatures;
+use crate::signatures::partition_table;
 use std::collections::BTreeSet;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the signature of a partition table: in the salt of keyslot 6.
 const SIGNATURE: std::ops::Range<usize> = 510..512;
 const SIGNED_KEYSLOT: usize = 6;
-/// Keyslots whose salt a partition table overwrites.
-const OVERWRITTEN: [usize; 2] = [5, SIGNED_KEYSLOT];
+/// Keyslots whose salt a partition table overwrites, a GPT the last one too.
+const OVERWRITTEN: [usize; 3] = [5, SIGNED_KEYSLOT, 7];
 const SECTOR: usize = 512;
 
 /// Repairs of a header that may be too damaged to be loaded.
@@ -30,26 +30,32 @@ pub(crate) struct Luks1Repair {
     mended: RawHeader,
     /// The header before.
     raw: RawHeader,
-    /// Whether a partition table lies over keyslots 5 and 6, which then hold nothing.
-    has_table: bool,
+    /// Keyslots that a partition table lies over, and that hold nothing then.
+    overwritten: &'static [usize],
     /// Keyslots that may hold a key, whose repairs no passphrase has proved.
     unproven: BTreeSet<u32>,
     repairs: Vec<Repair>,
 }
 
 impl Luks1Repair {
-    /// Plans the repair of a header whose magic is gone, and that complies with all rules otherwise.
+    /// Plans the repair of a header whose magic is gone, and that complies with all rules otherwise, but for keyslots
+    /// that hold nothing.
     pub(crate) fn salvage(device: &dyn HeaderDevice) -> Option<Self> {
         let mut bytes = [0; HEADER_LEN];
         device.read_exact_at(&mut bytes, 0).ok()?;
         bytes[..LUKS_MAGIC.len()].copy_from_slice(&LUKS_MAGIC);
         let raw = *RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
-        let luks1 = check_header(&raw).ok().filter(|_| raw.version.get() == 1)?;
-        if luks1.active_keyslots().is_empty() || validate::check_inside(&luks1, device.len().ok()?).is_err() {
+        if raw.version.get() != 1 {
             return None;
         }
-        let repairs = vec![Repair::RestoreMagic];
-        Some(Self { with_erasing: raw, mended: raw, raw, has_table: false, unproven: BTreeSet::new(), repairs })
+        let mut plan = Self::plan_of(device, raw).ok()?;
+        let is_active = |luks1: Luks1| !luks1.active_keyslots().is_empty();
+        // No value that may be right is changed in what may be no header.
+        if !plan.unproven.is_empty() || !check_header(&plan.with_erasing).is_ok_and(is_active) {
+            return None;
+        }
+        plan.repairs.insert(0, Repair::RestoreMagic);
+        Some(plan)
     }
 
     pub(crate) fn plan(device: &dyn HeaderDevice) -> Result<Self, RepairError> {
@@ -60,15 +66,23 @@ impl Luks1Repair {
         let mut bytes = [0; HEADER_LEN];
         device.read_exact_at(&mut bytes, 0)?;
         let raw = *RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
+        Self::plan_of(device, raw)
+    }
+
+    fn plan_of(device: &dyn HeaderDevice, raw: RawHeader) -> Result<Self, RepairError> {
         let key_len = u64::from(raw.key_bytes.get());
         let checked = check_header(&raw);
         let is_readable = checked.is_ok();
         if key_len == 0 || key_len > MAX_KEY_LEN as u64 {
             checked.map_err(LoadError::from)?;
         }
-        let has_table = find_signatures(device)?.iter().any(|found| found.name == "dos");
+        let overwritten = match partition_table(device)?.map(|table| table.name) {
+            Some("dos") => &OVERWRITTEN[..2],
+            Some("gpt") => &OVERWRITTEN,
+            _ => &[],
+        };
         let mut plan =
-            Self { with_erasing: raw, mended: raw, raw, has_table, unproven: BTreeSet::new(), repairs: Vec::new() };
+            Self { with_erasing: raw, mended: raw, raw, overwritten, unproven: BTreeSet::new(), repairs: Vec::new() };
         plan.lower_hash();
         for number in 0..KEYSLOTS {
             if !is_readable {
@@ -82,7 +96,7 @@ impl Luks1Repair {
         plan.with_erasing = plan.mended;
         plan.erase_useless();
         let luks1 = check_header(&plan.with_erasing).map_err(LoadError::from)?;
-        validate::check_inside(&luks1, len)?;
+        validate::check_inside(&luks1, device.len()?)?;
         Ok(plan)
     }
 
@@ -193,7 +207,7 @@ impl Luks1Repair {
             _ => {
                 // Between a stray flag, at its start, and a stray offset and stripes, at its end, no salt has survived.
                 let is_overwritten = slot.stripes.get() != STRIPES && is_misplaced(&self.raw, number);
-                let is_table = self.has_table && OVERWRITTEN.contains(&number);
+                let is_table = self.overwritten.contains(&number);
                 slot.iterations.get() != 0 && is_salt && !is_overwritten && !is_table
             }
         }

@@ -22,7 +22,8 @@ pub(crate) struct Luks2Repair {
 }
 
 impl Luks2Repair {
-    /// Plans the repair of a header whose magics are gone. `None`: nothing is left of one.
+    /// Plans the repair of a header whose magics are gone, or both of whose copies were overwritten in part. `None`:
+    /// nothing is left of one.
     pub(crate) fn salvage(device: &dyn HeaderDevice) -> Option<Self> {
         let (luks2, repair) = salvage::find(device)?;
         let mut plan = Self::plan(luks2);
@@ -80,8 +81,7 @@ impl Luks2Repair {
 
     pub(crate) fn execute(self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
         let Self { mut luks2, unproven, repairs } = self;
-        let restores = |repair: &Repair| matches!(repair, Repair::RestoreMagic | Repair::RebuildHeader { .. });
-        let device = &if repairs.iter().any(restores) {
+        let device = &if repairs.iter().any(Repair::is_salvage) {
             // There is no header to load: what is left of one must be what the plan was made of.
             let is_same = Self::salvage(device).is_some_and(|now| now.luks2.json == luks2.json);
             let device = CheckedDevice::new(device, Ok(is_same))?;

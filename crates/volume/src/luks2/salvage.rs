@@ -1,5 +1,6 @@
-//! Headers without a magic. Programs that wipe signatures overwrite the magics of both copies only; a partition table
-//! overwrites the first copy and the binary header of the second. The rest of the header is still there.
+//! Headers without a magic or a valid copy. Programs that wipe signatures overwrite the magics of both copies only. A
+//! GPT overwrites the end of the first binary header and what follows it, up to the second binary header; some programs
+//! clear the first one. The rest of the header is still there.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
 use super::json::text_of_area;
@@ -9,11 +10,14 @@ use crate::luks_uuid;
 use crate::pbkdf::Hash;
 use crate::repair_step::Repair;
 
-/// Searches the places of both copies for a header whose magics are gone. Returns it with the repair that it needs.
+/// Searches the places of both copies for a header that cannot be loaded. Returns it with the repair that it needs.
 pub(super) fn find(device: &dyn HeaderDevice) -> Option<(Luks2, Repair)> {
     let places = || std::iter::once((Copy::Primary, 0)).chain(SECOND_OFFSETS.map(|offset| (Copy::Secondary, offset)));
     if let Some(luks2) = places().find_map(|(copy, offset)| without_magic(device, copy, offset)) {
         return Some((luks2, Repair::RestoreMagic));
+    }
+    if let Some(luks2) = with_first_block(device) {
+        return Some((luks2, Repair::RebuildCopies));
     }
     let Ok(uuid) = luks_uuid::new(None) else { return None };
     let header = BinaryHeader {
@@ -34,12 +38,28 @@ pub(super) fn find(device: &dyn HeaderDevice) -> Option<(Luks2, Repair)> {
     None
 }
 
-/// Returns the copy at `offset`, if only its magic is lost, as its checksum proves.
-fn without_magic(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Option<Luks2> {
+/// Returns the metadata of either copy, if the binary header of the first one is valid but for magic and checksum.
+fn with_first_block(device: &dyn HeaderDevice) -> Option<Luks2> {
+    let (_, header) = block_at(device, Copy::Primary, 0)?;
+    if header.uuid.is_empty() {
+        return None;
+    }
+    let copies = [(Copy::Secondary, header.hdr_size), (Copy::Primary, 0)];
+    copies.iter().find_map(|(copy, offset)| luks2_of(device, header.clone(), *copy, *offset))
+}
+
+/// Reads a binary header, as if it had its magic.
+fn block_at(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Option<([u8; BLOCK_LEN], BinaryHeader)> {
     let mut block = [0; BLOCK_LEN];
     device.read_exact_at(&mut block, offset).ok()?;
     block[..copy.magic().len()].copy_from_slice(&copy.magic());
     let header = BinaryHeader::decode(&block, copy, offset).ok()?;
+    Some((block, header))
+}
+
+/// Returns the copy at `offset`, if only its magic is lost, as its checksum proves.
+fn without_magic(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Option<Luks2> {
+    let (block, header) = block_at(device, copy, offset)?;
     let area = area_of(device, &header, offset)?;
     if !checksum_matches(&block, &area, header.csum_alg) {
         return None;

@@ -47,6 +47,9 @@ impl ResizeArgs {
         }
         let devices =
             IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
+        for device in std::iter::once(&devices.metadata).chain(&devices.data) {
+            device.check_writable()?;
+        }
         let options = self.integrity.load()?;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         if self.fill == Some(Fill::Marks) {

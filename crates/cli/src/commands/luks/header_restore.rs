@@ -6,10 +6,11 @@ use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 
 use super::header_backup::backup_file;
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
-use crate::error::CliError;
+use crate::error::{CliError, kind_of};
 use crate::header_file;
 use crate::host::context;
 use crate::ui::terminal;
+use inlock_open::ErrorKind;
 use inlock_open::header_access::HeaderAccess;
 use inlock_open::path_text;
 use inlock_open::signatures;
@@ -31,7 +32,14 @@ pub(crate) const ACTION: Action = Action {
 fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(context(), device)?;
     access.device.check_writable()?;
-    let backup = header_file::read(file)?;
+    // Of the file, not of the device: status 1, as in cryptsetup.
+    let backup = header_file::read(file).map_err(|error| match kind_of(&error) {
+        Some(ErrorKind::NoDevice { .. } | ErrorKind::NotADevice) => {
+            let hint = "use a file that `luksHeaderBackup` has created";
+            error.context(CliError::Refused { message: "Header backup file cannot be used.".to_owned(), hint })
+        }
+        _ => error,
+    })?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
     if !batch {

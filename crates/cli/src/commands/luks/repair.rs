@@ -1,10 +1,13 @@
 //! `repair`: mends the header of a LUKS volume.
 
 use inlock_open::source::KeySource;
-use inlock_volume::{LoadError, ProofError, Repair, RepairError, RepairPlan, UnlockError, UnlockOptions, Volume};
+use inlock_volume::{
+    KdfLimits, KeyslotState, LoadError, ProofError, Repair, RepairError, RepairPlan, UnlockError, UnlockOptions, Volume,
+};
 
 use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
 use crate::args::source::{header_args, key_args};
+use crate::commands::doctor;
 use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::{print_stderr, warn};
@@ -91,6 +94,11 @@ fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     })?;
     for warning in volume.warnings() {
         warn(format_args!("{}: {warning}", path.display()));
+    }
+    let slots = volume.report_keyslots(&access.header, &KdfLimits::default())?;
+    for slot in slots.iter().filter(|slot| matches!(slot.state, KeyslotState::Overwritten { .. })) {
+        let state = doctor::keyslot(slot.number, &slot.state).state;
+        warn(format_args!("{}: keyslot {} {state}", path.display(), slot.number));
     }
     if unproven.is_empty() { Ok(()) } else { Err(unproved(path, &unproven)) }
 }

@@ -10,6 +10,7 @@ use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -292,6 +293,20 @@ fn text_of_the_private_key_is_wiped() {
         assert_eq!(found, 0, "copies of the text");
     }
     assert_eq!(stop(child, Signal::TERM).0, Some(0));
+}
+
+#[test]
+fn private_key_that_others_can_use_is_told() {
+    let dir = Dir::new();
+    let (_authority, certificates) = authority(&dir);
+    let (image, key) = (dir.image("image", 1), dir.path("c/server-key.pem"));
+    for (mode, is_told) in [(0o600, false), (0o640, false), (0o644, true), (0o620, true), (0o602, true)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let serve = ["serve", "--type", "raw", &image, "--run", "true"];
+        let ended = call([&serve[..], &require(&certificates)].concat());
+        let has_told = ended.err.contains("can read or replace this private key");
+        assert_eq!((ended.code, has_told), (0, is_told), "{mode:o}: {ended:?}");
+    }
 }
 
 #[test]
