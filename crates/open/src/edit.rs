@@ -18,7 +18,7 @@ use super::header::{Header, unlock_options};
 use super::lock::{self, DeviceLock, Mode};
 use super::remote::DeviceHeader;
 use super::secret::{self, Ask};
-use super::source::{HeaderArgs, KeyArgs, Luks, VolumeKeyArgs};
+use super::source::{HeaderOptions, KeyOptions, Luks, VolumeKeyOptions};
 use super::unlocked::SCRUB;
 
 /// Runs an action that handles keys, and wipes the stack memory that it has used.
@@ -54,7 +54,7 @@ pub struct OpenedKeyslot {
 
 impl Header {
     /// Loads the header at `args` for changing it, as [`Header::load`] does.
-    pub fn load_to_edit(context: &Context, args: &HeaderArgs) -> Result<Self> {
+    pub fn load_to_edit(context: &Context, args: &HeaderOptions) -> Result<Self> {
         let device = Device::open(context, args.header.as_deref().unwrap_or(&args.image), OpenMode::Header)?;
         Self::load_from(device, args.luks, false)?.complying(args)
     }
@@ -130,7 +130,7 @@ impl Header {
     }
 
     /// Reads a volume key, and verifies it.
-    pub fn read_volume_key(&self, source: &VolumeKeyArgs) -> Result<VolumeKey> {
+    pub fn read_volume_key(&self, source: &VolumeKeyOptions) -> Result<VolumeKey> {
         let key = secret::read_volume_key(source, self.volume.volume_key_len())?;
         match self.volume.unlock_with_volume_key(key, &options_to_edit(None)) {
             Err(UnlockError::WrongPassphrase) => Err(Error::wrong_volume_key()),
@@ -139,7 +139,7 @@ impl Header {
     }
 
     /// Asks for passphrases until one opens a keyslot, as often as the options allow.
-    pub fn open_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> Result<OpenedKeyslot> {
+    pub fn open_keyslot(&self, key: &KeyOptions, ask: Ask<'_>) -> Result<OpenedKeyslot> {
         if let Some(opened) = self.open_with_token(key, ask)? {
             return Ok(opened);
         }
@@ -147,7 +147,7 @@ impl Header {
     }
 
     /// Opens a keyslot with a token, if the user requests one. `None`: none does, and a passphrase may.
-    fn open_with_token(&self, key: &KeyArgs, ask: Ask<'_>) -> Result<Option<OpenedKeyslot>> {
+    fn open_with_token(&self, key: &KeyOptions, ask: Ask<'_>) -> Result<Option<OpenedKeyslot>> {
         if !key.tokens.is_requested() {
             return Ok(None);
         }
@@ -158,7 +158,7 @@ impl Header {
     }
 
     /// Like [`Header::open_keyslot`], for a keyslot that holds the volume key.
-    pub fn open_bound_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> Result<OpenedKeyslot> {
+    pub fn open_bound_keyslot(&self, key: &KeyOptions, ask: Ask<'_>) -> Result<OpenedKeyslot> {
         if let Some(opened) = self.open_with_token(key, ask)? {
             return Ok(opened);
         }
@@ -169,7 +169,7 @@ impl Header {
     }
 
     /// Asks for passphrases until one opens a keyslot other than `except`, or the last one. Returns its number.
-    pub fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> Result<u32> {
+    pub fn open_remaining_keyslot(&self, except: u32, key: &KeyOptions, ask: Ask<'_>) -> Result<u32> {
         let mut others = keyslots(&self.volume, holds_volume_key);
         if others.len() > 1 {
             others.retain(|number| *number != except);
@@ -211,7 +211,7 @@ impl Header {
 
     fn ask_until(
         &self,
-        key: &KeyArgs,
+        key: &KeyOptions,
         ask: Ask<'_>,
         open: impl Fn(&Secret) -> Result<(u32, VolumeKey)>,
     ) -> Result<OpenedKeyslot> {

@@ -10,12 +10,12 @@ use inlock_volume::VolumeKey;
 
 /// A cipher engine other than the software.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineArgs {
+pub struct EngineOptions {
     /// Length in bytes of the shortest request for it.
     pub threshold: usize,
 }
 
-impl EngineArgs {
+impl EngineOptions {
     /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         "afalg"

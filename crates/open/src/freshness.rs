@@ -20,7 +20,7 @@ use inlock_volume::{HeaderDevice, Volume, VolumeKey};
 
 use super::device::Device;
 use super::header::Header;
-use super::source::{FreshnessArgs, Luks};
+use super::source::{FreshnessOptions, Luks};
 
 /// Distance of the two records in the file.
 const SLOT: u64 = 4096;
@@ -36,7 +36,7 @@ type Block = [u8; BLOCK];
 
 /// A volume whose freshness is to be checked.
 pub struct FreshnessCheck {
-    args: FreshnessArgs,
+    args: FreshnessOptions,
     uuid: String,
     /// The header that was loaded, and unlocked the volume.
     loaded: Digest,
@@ -68,7 +68,7 @@ pub struct FreshnessFile {
 
 impl FreshnessCheck {
     /// Prepares the check of a volume with this header, which is not read again for it.
-    pub(crate) fn new(args: FreshnessArgs, header: &Header, luks: Luks) -> Self {
+    pub(crate) fn new(args: FreshnessOptions, header: &Header, luks: Luks) -> Self {
         let (uuid, loaded) = (header.volume.uuid().to_owned(), identity(&header.volume));
         Self { args, uuid, loaded, header: HeaderSource { device: header.device.duplicate(), luks } }
     }

@@ -11,7 +11,7 @@ use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
 use super::remote::DeviceHeader;
 use super::secret::{self, Ask};
-use super::source::{HeaderArgs, KeyArgs, Luks, SourceArgs};
+use super::source::{HeaderOptions, KeyOptions, Luks, OpenOptions};
 use super::token::{self, ByToken};
 
 /// Name of an image that is an encrypted clone.
@@ -35,13 +35,13 @@ pub struct Header {
 impl Header {
     /// Loads the header at `args`, checks it against the policy for keys, and prints its warnings to standard error
     /// unless `quiet`.
-    pub fn load(context: &Context, args: &HeaderArgs, quiet: bool) -> Result<Self> {
+    pub fn load(context: &Context, args: &HeaderOptions, quiet: bool) -> Result<Self> {
         let device = Device::open(context, args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
         Self::load_from(device, args.luks, quiet)?.complying(args)
     }
 
     /// Returns the header if it complies with the policy for keys.
-    pub(crate) fn complying(self, args: &HeaderArgs) -> Result<Self> {
+    pub(crate) fn complying(self, args: &HeaderOptions) -> Result<Self> {
         self.volume.check_policy_for_keys(&args.policy).map_err(cannot_unlock(&self.device.path))?;
         Ok(Self { policy: args.policy.clone(), ..self })
     }
@@ -95,7 +95,7 @@ impl Header {
     }
 
     /// Asks for passphrases until one unlocks the volume, as often as the options allow.
-    pub fn unlock(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> Result<Unlocked> {
+    pub fn unlock(&self, key: &KeyOptions, policy: &HeaderPolicy, ask: Ask<'_>) -> Result<Unlocked> {
         let device = self.device.header()?;
         let options = unlock_options(key.slot, policy.clone());
         if let Some(source) = &key.volume_key {
@@ -130,7 +130,7 @@ impl Header {
 
     /// Unlocks the volume with a token. `None`: no token does, and a passphrase may. Fails if none does and only
     /// tokens may be tried.
-    pub fn try_tokens(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> Result<Option<Unlocked>> {
+    pub fn try_tokens(&self, key: &KeyOptions, policy: &HeaderPolicy, ask: Ask<'_>) -> Result<Option<Unlocked>> {
         let unlocked = self.unlock_with_token(key, &unlock_options(key.slot, policy.clone()), ask)?;
         Ok(unlocked.map(|by_token| warned(by_token.unlocked, ask)))
     }
@@ -138,7 +138,7 @@ impl Header {
     /// Tries the tokens of the header. `None`: no token unlocks the volume, but a passphrase may.
     pub(crate) fn unlock_with_token(
         &self,
-        key: &KeyArgs,
+        key: &KeyOptions,
         options: &UnlockOptions,
         ask: Ask<'_>,
     ) -> Result<Option<ByToken>> {
@@ -220,7 +220,7 @@ fn read(device: &Device, luks: Luks) -> Result<Volume> {
 
 /// Opens the device with the detached header of a volume on `data`. `None`: the header is on `data`, also if the option
 /// has another name for it, or a loop device over it.
-pub(crate) fn detached_header(args: &SourceArgs, data: &Device) -> Result<Option<Device>> {
+pub(crate) fn detached_header(args: &OpenOptions, data: &Device) -> Result<Option<Device>> {
     let Some(header) = &args.header else { return Ok(None) };
     let device = Device::open(data.context(), header, OpenMode::Read)?;
     let is_data = device.identity() == data.identity() || backing::distance(&device.path, &data.path) == Some(0);

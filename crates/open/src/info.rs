@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::device::Device;
 use super::key_check::KeyCheck;
-use super::source::{SourceArgs, VolumeType};
+use super::source::{OpenOptions, VolumeType};
 
 /// An opened volume.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ pub struct SegmentInfo {
 
 impl VolumeInfo {
     /// Starts with the values that are known before the header is loaded.
-    pub(crate) fn new(args: &SourceArgs, data: &Device) -> Self {
+    pub(crate) fn new(args: &OpenOptions, data: &Device) -> Self {
         let (kind, hash) = match &args.volume_type {
             VolumeType::Luks(_) => ("LUKS", None),
             VolumeType::Plain(plain) => ("PLAIN", Some(plain.hash.to_string())),

@@ -22,8 +22,8 @@ use inlock_volume::AuthenticatedSegment;
 
 use super::device::{Device, OpenMode};
 use super::freshness::{FreshnessCheck, FreshnessFile};
-use super::integrity_args::JournalArgs;
 use super::integrity_line::{DEFAULT_COMMIT_TIME, RunningLine};
+use super::integrity_options::JournalOptions;
 use super::lock::{self, DeviceLock};
 use super::threads::limit_waits;
 
@@ -100,7 +100,7 @@ impl IntegrityOpening {
     pub(crate) fn of_segment(
         segment: &AuthenticatedSegment,
         no_journal: bool,
-        journal: JournalArgs,
+        journal: JournalOptions,
         freshness: Option<FreshnessCheck>,
     ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::integrity::{IntegrityOpening, cannot_use, check_fits, stores};
-use super::integrity_args::JournalArgs;
 use super::integrity_line::{DEFAULT_COMMIT_TIME, MODES, RunningLine, arguments, mode_in_table};
+use super::integrity_options::JournalOptions;
 use crate::path_text;
 
 /// Returns the flags of a device that allows discards or not.
@@ -26,7 +26,7 @@ pub(crate) fn allow_discards(allowed: bool) -> CryptOptions {
 
 /// Checks the superblock against a line, and returns how to open the volume of dm-integrity.
 pub(crate) fn opening(
-    (line, journal): (&IntegrityLine, JournalArgs),
+    (line, journal): (&IntegrityLine, JournalOptions),
     is_sealed: bool,
     sectors: u64,
     metadata: &Device,

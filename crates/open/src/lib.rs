@@ -1,7 +1,21 @@
 //! Opens volumes of dm-crypt in user space: plain, LUKS1, LUKS2, with integrity protection, dm-integrity, dm-verity and
 //! device-mapper tables, on files, block devices, exports of NBD servers and images of Ceph RBD.
 //!
-//! [`open()`] takes a volume from [`source::SourceArgs`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
+//! ```no_run
+//! use inlock_engine::{Access, BlockingDevice, store::file::IoMode};
+//! use inlock_open::host::{Context, Settings, Silent};
+//! use inlock_open::{KeySource, OpenOptions, open};
+//!
+//! let context = Context::new(Silent, Settings::default());
+//! let options = OpenOptions::luks("disk.img", KeySource::bytes("passphrase"));
+//! let volume = open(&context, &options, false, None)?.into_device(IoMode::Auto, Access::default())?;
+//! let mut sector = [0; 512];
+//! BlockingDevice::new(volume.device.clone()).read_at(&mut sector, 0)?;
+//! volume.check_writes(Ok(()))?;
+//! # Ok::<(), inlock_open::Error>(())
+//! ```
+//!
+//! [`open()`] takes a volume from [`OpenOptions`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
 //! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
 //!
 //! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
@@ -24,8 +38,8 @@ mod holes;
 pub mod host;
 pub mod info;
 pub mod integrity;
-pub mod integrity_args;
 pub mod integrity_line;
+pub mod integrity_options;
 pub mod integrity_table;
 pub mod kernel_keyring;
 pub mod key_check;
@@ -55,3 +69,4 @@ pub mod zones;
 pub use error::{Error, ErrorKind, Result};
 pub use host::{Context, Host, Settings};
 pub use open::open;
+pub use source::{KeySource, OpenOptions};

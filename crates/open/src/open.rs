@@ -18,7 +18,7 @@ use super::header::{Header, detached_header};
 use super::holes;
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
-use super::integrity_args::IntegrityArgs;
+use super::integrity_options::IntegrityOptions;
 use super::integrity_table;
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
@@ -26,10 +26,10 @@ use super::lock::{self, DeviceLock, Mode, VolumeName};
 use super::remote;
 use super::removed_integrity;
 use super::secret::{self, Ask};
-use super::source::{KeyArgs, Luks, NoJournal, SourceArgs, VolumeType};
+use super::source::{KeyOptions, Luks, NoJournal, OpenOptions, VolumeType};
 use super::table::{self, Devices};
 use super::unlocked::{Contents, SCRUB, UnlockedVolume};
-use super::verity::{VerityArgs, VerityDevices};
+use super::verity::{VerityDevices, VerityOptions};
 use super::verity_table::VerityStack;
 use super::zones;
 use crate::range::Range;
@@ -44,7 +44,7 @@ pub trait KeyProvider {
 /// `provider`, the volume key comes from another process, and is verified again.
 pub fn open(
     context: &Context,
-    args: &SourceArgs,
+    args: &OpenOptions,
     writing: bool,
     provider: Option<&dyn KeyProvider>,
 ) -> Result<UnlockedVolume> {
@@ -76,7 +76,7 @@ pub fn open(
 }
 
 /// Whether a device of a volume that can be written is read-only. Warns then.
-fn has_read_only_device(context: &Context, args: &SourceArgs, table: Option<&AnyTable>) -> bool {
+fn has_read_only_device(context: &Context, args: &OpenOptions, table: Option<&AnyTable>) -> bool {
     let devices: Vec<PathBuf> = match (&args.volume_type, table) {
         (VolumeType::Verity(_), _) | (_, Some(AnyTable::Verity(_))) => Vec::new(),
         (_, Some(table)) => table.devices().into_iter().map(table::path_of).collect(),
@@ -105,7 +105,7 @@ fn modes(writing: bool, shared: bool) -> (OpenMode, Mode) {
 #[inline(never)]
 fn unlock(
     context: &Context,
-    args: &SourceArgs,
+    args: &OpenOptions,
     writing: bool,
     provider: Option<&dyn KeyProvider>,
 ) -> Result<UnlockedVolume> {
@@ -187,7 +187,7 @@ fn forbid_discards(context: &Context, contents: &Contents, info: &mut VolumeInfo
 }
 
 /// Refuses `--resume-wipe` of a volume without integrity protection, and warns of `--integrity-no-journal`.
-fn check_no_journal(args: &SourceArgs, data: &Device) -> Result<()> {
+fn check_no_journal(args: &OpenOptions, data: &Device) -> Result<()> {
     match args.no_journal {
         None => {}
         Some(NoJournal::ResumeWipe) => {
@@ -220,7 +220,7 @@ fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Resu
 /// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
 fn unlock_luks(
     luks: Luks,
-    args: &SourceArgs,
+    args: &OpenOptions,
     writing: bool,
     provider: Option<&dyn KeyProvider>,
     data: &Device,
@@ -283,7 +283,7 @@ fn unlock_luks(
 }
 
 /// Opens and locks the devices of a table.
-fn open_table(context: &Context, table: Table, args: &SourceArgs, writing: bool) -> Result<UnlockedVolume> {
+fn open_table(context: &Context, table: Table, args: &OpenOptions, writing: bool) -> Result<UnlockedVolume> {
     table::check_policy(&table, &args.policy)?;
     let Devices { devices, of_line, locks } = Devices::open(context, &table, writing)?;
     for (line, device) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
@@ -316,7 +316,7 @@ fn open_table(context: &Context, table: Table, args: &SourceArgs, writing: bool)
 fn open_integrity_table(
     context: &Context,
     table: IntegrityTable,
-    args: &SourceArgs,
+    args: &OpenOptions,
     writing: bool,
 ) -> Result<UnlockedVolume> {
     table::check_integrity_policy(&table, &args.policy)?;
@@ -363,8 +363,8 @@ fn open_integrity_table(
 /// Opens and locks the devices of a dm-integrity volume, and checks its superblock.
 fn open_integrity(
     context: &Context,
-    integrity: &IntegrityArgs,
-    args: &SourceArgs,
+    integrity: &IntegrityOptions,
+    args: &OpenOptions,
     writing: bool,
 ) -> Result<UnlockedVolume> {
     let mode = if writing { OpenMode::Write } else { OpenMode::Read };
@@ -386,7 +386,7 @@ fn open_integrity(
 
 /// Opens and locks the devices of a dm-verity device, and checks its superblock. Its root hash is checked when it is
 /// connected.
-fn open_verity(context: &Context, verity: &VerityArgs, args: &SourceArgs) -> Result<UnlockedVolume> {
+fn open_verity(context: &Context, verity: &VerityOptions, args: &OpenOptions) -> Result<UnlockedVolume> {
     let devices = VerityDevices::open(context, &args.image, &verity.hash_device, verity.fec.as_ref(), OpenMode::Read)?;
     let mut info = VolumeInfo::new(args, &devices.data);
     info.header = Some(resolved(&verity.hash_device));
@@ -398,7 +398,7 @@ fn open_verity(context: &Context, verity: &VerityArgs, args: &SourceArgs) -> Res
 }
 
 /// Opens and locks the devices of a table with a hash tree. The root hash is checked when it is connected.
-fn open_verity_table(context: &Context, table: VerityTable, args: &SourceArgs) -> Result<UnlockedVolume> {
+fn open_verity_table(context: &Context, table: VerityTable, args: &OpenOptions) -> Result<UnlockedVolume> {
     table::check_verity_policy(&table, &args.policy)?;
     let hash = table.verity.hash.name().to_owned();
     let (stack, devices, locks) = VerityStack::open(context, table)?;
@@ -422,7 +422,7 @@ fn open_verity_table(context: &Context, table: VerityTable, args: &SourceArgs) -
 }
 
 /// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.
-pub fn ask_key(context: &Context, args: &SourceArgs) -> Result<VolumeKey> {
+pub fn ask_key(context: &Context, args: &OpenOptions) -> Result<VolumeKey> {
     if let VolumeType::Table(_) = args.volume_type {
         // A table has its keys.
         return Ok(VolumeKey::zeroed(0));
@@ -445,7 +445,7 @@ pub fn ask_key(context: &Context, args: &SourceArgs) -> Result<VolumeKey> {
 }
 
 /// Whether a device of the volume has zones that are written in order. An unusable device has none; opening it fails.
-pub fn has_zones(context: &Context, args: &SourceArgs) -> bool {
+pub fn has_zones(context: &Context, args: &OpenOptions) -> bool {
     let is_zoned = |device: Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
     match &args.volume_type {
         VolumeType::Table(table) => table.has_device(context, is_zoned),
@@ -454,11 +454,11 @@ pub fn has_zones(context: &Context, args: &SourceArgs) -> bool {
     }
 }
 
-fn ask<'a>(args: &SourceArgs, data: &'a Device) -> Ask<'a> {
+fn ask<'a>(args: &OpenOptions, data: &'a Device) -> Ask<'a> {
     Ask { context: data.context(), device: &data.path, prompt: None, verify: args.key.verify }
 }
 
-fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> Result<VolumeKey> {
+fn plain_key(plain: &Plain, key: &KeyOptions, ask: Ask<'_>) -> Result<VolumeKey> {
     let given = secret::read(key, ask, Some(plain.key_len as u64))?;
     Ok(match given.from_file {
         true => plain.key_from_file(&given.secret)?,

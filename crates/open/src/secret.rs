@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 use super::backing;
 use super::keyring;
-use super::source::{KeyArgs, KeySource, NewKeyArgs, VolumeKeyArgs, VolumeKeyOrigin};
+use super::source::{KeyOptions, KeySource, NewKeyOptions, VolumeKeyOptions, VolumeKeyOrigin};
 
 /// Maximum length of a key file, and of a key on standard input, in bytes (cryptsetup's 8192 KiB).
 pub(crate) const KEY_FILE_MAX: u64 = 8192 * 1024;
@@ -43,7 +43,7 @@ pub struct Ask<'a> {
 }
 
 /// Reads one passphrase or key. `key_len`: bytes of a key file that a plain volume uses; LUKS uses all.
-pub fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> Result<Given> {
+pub fn read(key: &KeyOptions, ask: Ask<'_>, key_len: Option<u64>) -> Result<Given> {
     let host = ask.context.host();
     let typed = |bytes: Zeroizing<Vec<u8>>| Given { secret: bytes.into(), from_file: false };
     match &key.source {
@@ -65,7 +65,7 @@ pub fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> Result<Given> 
 }
 
 /// Reads a volume key. `header_len`: the length of the header's key in bytes, if it is known.
-pub fn read_volume_key(args: &VolumeKeyArgs, header_len: Option<usize>) -> Result<VolumeKey> {
+pub fn read_volume_key(args: &VolumeKeyOptions, header_len: Option<usize>) -> Result<VolumeKey> {
     let len = args.len.or(header_len).ok_or_else(|| {
         Error::new(ErrorKind::NoKeyLen, "Cannot determine volume key size for LUKS without keyslots.")
     })?;
@@ -87,13 +87,13 @@ pub fn read_volume_key(args: &VolumeKeyArgs, header_len: Option<usize>) -> Resul
 }
 
 /// Asks for a new passphrase with `prompt`, or reads a new key.
-pub fn read_new(context: &Context, new: &NewKeyArgs, device: &Path, prompt: &'static str) -> Result<Secret> {
+pub fn read_new(context: &Context, new: &NewKeyOptions, device: &Path, prompt: &'static str) -> Result<Secret> {
     let ask = Ask { context, device, prompt: Some(prompt), verify: new.verify };
     Ok(read(&new.key, ask, None)?.secret)
 }
 
 /// Whether the secret is typed by a user, who can also be asked again.
-pub fn prompts(key: &KeyArgs, ask: Ask<'_>) -> bool {
+pub fn prompts(key: &KeyOptions, ask: Ask<'_>) -> bool {
     match key.source {
         KeySource::File(_) | KeySource::Bytes(_) => false,
         KeySource::Ask | KeySource::Input => can_ask(ask),
@@ -112,7 +112,7 @@ pub(crate) fn read_pin(prompt: &str, timeout: Option<Duration>, ask: Ask<'_>) ->
     Ok(line.into())
 }
 
-fn prompt(key: &KeyArgs, ask: Ask<'_>) -> Result<Zeroizing<Vec<u8>>> {
+fn prompt(key: &KeyOptions, ask: Ask<'_>) -> Result<Zeroizing<Vec<u8>>> {
     let of_device = || format!("Enter passphrase for {}: ", backing::shown(ask.device).display());
     let host = ask.context.host();
     let first = host.ask(&ask.prompt.map_or_else(of_device, ToOwned::to_owned), key.timeout)?;

@@ -1,4 +1,4 @@
-//! The volume of an action as named on the command line: checked, but not opened yet.
+//! The volume to open, and where its key comes from.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 use inlock_volume::{HeaderPolicy, Secret};
 
-use super::integrity_args::{IntegrityArgs, JournalArgs};
+use super::integrity_options::{IntegrityOptions, JournalOptions};
 use super::keyring::KeyLink;
-use super::table::TableArg;
-use super::verity::VerityArgs;
+use super::table::TableSource;
+use super::verity::VerityOptions;
 
 /// A volume to open.
 #[derive(Debug)]
-pub struct SourceArgs {
+pub struct OpenOptions {
     /// The device, or the first one of a table.
     pub image: PathBuf,
     /// A detached header.
@@ -23,7 +23,7 @@ pub struct SourceArgs {
     /// Type of the volume.
     pub volume_type: VolumeType,
     /// Origin of the key.
-    pub key: KeyArgs,
+    pub key: KeyOptions,
     /// Flags in addition to those of the header or the table.
     pub flags: CryptOptions,
     /// `--persistent`: `flags` replace those of the header.
@@ -33,15 +33,41 @@ pub struct SourceArgs {
     /// Why a volume with integrity protection is opened without its journal.
     pub no_journal: Option<NoJournal>,
     /// Journals that are accepted.
-    pub journal: JournalArgs,
+    pub journal: JournalOptions,
     /// `--freshness`
-    pub freshness: Option<FreshnessArgs>,
+    pub freshness: Option<FreshnessOptions>,
     /// `--link-vk-to-keyring`
     pub links: Vec<KeyLink>,
     /// `--shared`: other plain volumes on the device may be open.
     pub shared: bool,
     /// `--holes zero`: holes of the device read as zeroes.
     pub zero_holes: bool,
+}
+
+impl OpenOptions {
+    /// Returns the options of a volume of this type, with a header or a superblock on `image`.
+    pub fn new(image: impl Into<PathBuf>, volume_type: VolumeType, key: KeySource) -> Self {
+        Self {
+            image: image.into(),
+            header: None,
+            volume_type,
+            key: KeyOptions::new(key),
+            flags: CryptOptions::default(),
+            persistent: false,
+            policy: HeaderPolicy::default(),
+            no_journal: None,
+            journal: JournalOptions::default(),
+            freshness: None,
+            links: Vec::new(),
+            shared: false,
+            zero_holes: false,
+        }
+    }
+
+    /// Returns the options of a LUKS volume of any version.
+    pub fn luks(image: impl Into<PathBuf>, key: KeySource) -> Self {
+        Self::new(image, VolumeType::Luks(Luks::Any), key)
+    }
 }
 
 /// Reason for which a journal is not used.
@@ -61,11 +87,11 @@ pub enum VolumeType {
     /// A plain volume.
     Plain(Plain),
     /// A device-mapper table.
-    Table(TableArg),
+    Table(TableSource),
     /// A volume of dm-integrity; the image is the device with its superblock.
-    Integrity(IntegrityArgs),
+    Integrity(IntegrityOptions),
     /// A dm-verity device; the image is the data device.
-    Verity(VerityArgs),
+    Verity(VerityOptions),
     /// No encryption.
     Raw,
 }
@@ -83,7 +109,7 @@ pub enum Luks {
 
 /// Location of a LUKS header.
 #[derive(Debug)]
-pub struct HeaderArgs {
+pub struct HeaderOptions {
     /// The device with the data.
     pub image: PathBuf,
     /// A detached header.
@@ -96,7 +122,7 @@ pub struct HeaderArgs {
 
 /// Source of a passphrase or key.
 #[derive(Clone, Debug)]
-pub struct KeyArgs {
+pub struct KeyOptions {
     /// Origin of the passphrase or key.
     pub source: KeySource,
     /// Bytes to skip.
@@ -112,23 +138,46 @@ pub struct KeyArgs {
     /// Ask twice.
     pub verify: bool,
     /// Tokens to try first.
-    pub tokens: TokenArgs,
+    pub tokens: TokenChoice,
     /// Use a volume key instead of a passphrase.
-    pub volume_key: Option<VolumeKeyArgs>,
+    pub volume_key: Option<VolumeKeyOptions>,
+}
+
+impl KeyOptions {
+    /// Returns the options of a passphrase or key that is used whole, for any keyslot. No helper of a token is run.
+    pub fn new(source: KeySource) -> Self {
+        Self {
+            source,
+            offset: 0,
+            size: None,
+            slot: None,
+            tries: 3,
+            timeout: None,
+            verify: false,
+            tokens: TokenChoice {
+                number: None,
+                kind: None,
+                only: false,
+                helpers: None,
+                timeout: Duration::from_secs(30),
+            },
+            volume_key: None,
+        }
+    }
 }
 
 /// Source of the passphrase or key of a new keyslot.
 #[derive(Clone, Debug)]
-pub struct NewKeyArgs {
+pub struct NewKeyOptions {
     /// Origin of the passphrase or key.
-    pub key: KeyArgs,
+    pub key: KeyOptions,
     /// Ask twice at a terminal.
     pub verify: bool,
 }
 
 /// Source of a volume key.
 #[derive(Clone, Debug)]
-pub struct VolumeKeyArgs {
+pub struct VolumeKeyOptions {
     /// Place of the key.
     pub origin: VolumeKeyOrigin,
     /// Length in bytes. `None`: that of the header.
@@ -146,7 +195,7 @@ pub enum VolumeKeyOrigin {
 
 /// The tokens to try.
 #[derive(Clone, Debug)]
-pub struct TokenArgs {
+pub struct TokenChoice {
     /// `--token-id`
     pub number: Option<u32>,
     /// `--token-type`
@@ -172,9 +221,16 @@ pub enum KeySource {
     Bytes(Arc<Secret>),
 }
 
+impl KeySource {
+    /// Returns a passphrase or key that the program has.
+    pub fn bytes(secret: impl Into<Vec<u8>>) -> Self {
+        Self::Bytes(Arc::new(Secret::new(secret.into())))
+    }
+}
+
 /// Options of `--freshness`.
 #[derive(Clone, Debug)]
-pub struct FreshnessArgs {
+pub struct FreshnessOptions {
     /// The file with the records.
     pub file: PathBuf,
     /// `--freshness-accept`: record the present state without comparing it.

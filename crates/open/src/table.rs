@@ -21,7 +21,7 @@ const MAX_FILE: u64 = 2 << 20;
 
 /// A table of the command line. Using it takes it out, so that no copy of its keys remains.
 #[derive(Clone)]
-pub struct TableArg {
+pub struct TableSource {
     table: Arc<Mutex<Option<AnyTable>>>,
     /// It is an argument, which all users can read.
     is_argument: bool,
@@ -36,7 +36,7 @@ pub(crate) fn used_before() -> Error {
     Error::new(ErrorKind::Failed, "the table was used before")
 }
 
-impl TableArg {
+impl TableSource {
     /// Reads `FILE`, or a line that starts with a number and a space.
     pub fn parse(given: &OsStr) -> Result<Self> {
         if given.is_empty() {
@@ -103,9 +103,9 @@ impl TableArg {
     }
 }
 
-impl fmt::Debug for TableArg {
+impl fmt::Debug for TableSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TableArg")
+        f.write_str("TableSource")
     }
 }
 

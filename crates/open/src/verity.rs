@@ -19,7 +19,7 @@ use super::threads::limit_waits;
 
 /// A dm-verity device as named on the command line.
 #[derive(Clone, Debug)]
-pub struct VerityArgs {
+pub struct VerityOptions {
     /// Device of the hash tree.
     pub hash_device: PathBuf,
     /// First byte of the superblock, or of the tree without one.
@@ -35,12 +35,12 @@ pub struct VerityArgs {
     /// Blocks whose hash is that of zeroes are not read.
     pub ignore_zero_blocks: bool,
     /// Forward error correction.
-    pub fec: Option<FecArgs>,
+    pub fec: Option<FecOptions>,
 }
 
 /// Forward error correction on the command line.
 #[derive(Clone, Debug)]
-pub struct FecArgs {
+pub struct FecOptions {
     /// Device of the parity.
     pub device: PathBuf,
     /// Parity bytes of a codeword.
@@ -133,7 +133,7 @@ pub enum FecDevice {
 impl VerityDevices {
     /// Opens the devices. Those of the tree and of the parity are opened with `mode`; the data device for reading,
     /// unless it is the same.
-    pub fn open(context: &Context, data: &Path, hash: &Path, fec: Option<&FecArgs>, mode: OpenMode) -> Result<Self> {
+    pub fn open(context: &Context, data: &Path, hash: &Path, fec: Option<&FecOptions>, mode: OpenMode) -> Result<Self> {
         let mut devices = Self::open_hashed(context, data, hash, mode)?;
         let Some(fec) = fec else { return Ok(devices) };
         let identity = Device::open(context, &fec.device, OpenMode::Read)?.identity();
@@ -179,7 +179,7 @@ fn lock_mode(mode: OpenMode) -> lock::Mode {
     if mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive }
 }
 
-impl FecArgs {
+impl FecOptions {
     /// Returns the parameters for a device: the parity covers all of the hash device from the tree on, of `hash_len`
     /// bytes, or up to the parity if that is on it.
     pub fn parameters(
@@ -249,7 +249,7 @@ pub struct VerityOpening {
     pub fec: Option<OpenedFec>,
 }
 
-impl VerityArgs {
+impl VerityOptions {
     /// Reads the superblock, if there is one, and the root hash, and checks them against each other and the devices.
     pub fn load(&self, devices: &VerityDevices) -> Result<VerityOpening> {
         let hash_path = &devices.hash().path;

@@ -7,8 +7,10 @@ use inlock_integrity::{Mode, TagAlgorithm};
 
 use super::options::Options;
 use crate::error::CliError;
-use inlock_open::integrity_args::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalArgs, JournalCipherArgs};
 use inlock_open::integrity_line::DEFAULT_COMMIT_TIME;
+use inlock_open::integrity_options::{
+    HashOptions, IntegrityKeyFile, IntegrityOptions, JournalCipherOptions, JournalOptions,
+};
 
 /// Options that open a volume.
 pub(crate) const INTEGRITY: &[&str] = &[
@@ -41,7 +43,7 @@ pub(crate) const INTEGRITY: &[&str] = &[
 ];
 
 /// Converts the options that open a volume.
-pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs> {
+pub(crate) fn integrity_options(options: &Options) -> anyhow::Result<IntegrityOptions> {
     refuse_inline(options)?;
     let modes = [
         (options.integrity_bitmap_mode, Mode::Bitmap),
@@ -79,7 +81,7 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
     let journal_mac =
         options.journal_integrity.as_deref().map(|name| hash(name, journal_key.clone(), "journal-integrity"));
     let journal_cipher = match (&options.journal_crypt, crypt_key) {
-        (Some(name), Some(key)) => Some(JournalCipherArgs { name: name.clone(), key }),
+        (Some(name), Some(key)) => Some(JournalCipherOptions { name: name.clone(), key }),
         (Some(_), None) => return Err(CliError::usage("Option --journal-crypt needs --journal-crypt-key-file.")),
         (None, Some(_)) => return Err(CliError::usage("Option --journal-crypt-key-file needs --journal-crypt.")),
         (None, None) => None,
@@ -88,7 +90,7 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
         return Err(CliError::usage("Option --journal-integrity-key-file needs --journal-integrity."));
     }
     let key = key_file(&options.integrity_key_file, options.integrity_key_size, "integrity")?;
-    Ok(IntegrityArgs {
+    Ok(IntegrityOptions {
         data_device: options.data_device.clone(),
         mode,
         hash: hash(options.integrity.as_deref().unwrap_or("crc32c"), key, "integrity")?,
@@ -105,8 +107,8 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
 }
 
 /// Converts the options that accept a journal.
-pub(crate) fn journal_args(options: &Options) -> JournalArgs {
-    JournalArgs { salvage: options.integrity_salvage_journal, long: options.integrity_long_journal }
+pub(crate) fn journal_args(options: &Options) -> JournalOptions {
+    JournalOptions { salvage: options.integrity_salvage_journal, long: options.integrity_long_journal }
 }
 
 /// Refuses `--integrity-inline`.
@@ -121,7 +123,7 @@ pub(crate) fn refuse_inline(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Converts the name and key of a hash.
-fn hash(name: &str, key: Option<IntegrityKeyFile>, option: &str) -> anyhow::Result<HashArgs> {
+fn hash(name: &str, key: Option<IntegrityKeyFile>, option: &str) -> anyhow::Result<HashOptions> {
     let algorithm: TagAlgorithm = name.parse().map_err(|_| {
         CliError::refused(
             format!("Option --{option} '{name}' is not supported."),
@@ -133,7 +135,7 @@ fn hash(name: &str, key: Option<IntegrityKeyFile>, option: &str) -> anyhow::Resu
         (false, Some(_)) => {
             Err(CliError::usage(format!("Option --{option}-key-file is not allowed with {algorithm}.")))
         }
-        _ => Ok(HashArgs { algorithm, key }),
+        _ => Ok(HashOptions { algorithm, key }),
     }
 }
 

@@ -10,7 +10,7 @@ use inlock_volume::{Hash, Kdf, KdfError, KdfKind, KdfRequest, NewKeyslot, Volume
 use super::options::Options;
 use super::source::{hash_of, key_args_or, key_bytes, key_file};
 use crate::error::CliError;
-use inlock_open::source::{KeyArgs, NewKeyArgs};
+use inlock_open::source::{KeyOptions, NewKeyOptions};
 
 /// Cost of a keyslot.
 #[derive(Clone, Debug)]
@@ -156,13 +156,13 @@ pub(crate) fn keyslot_cipher(options: &Options) -> anyhow::Result<Option<(Cipher
 
 /// Converts the options of the existing passphrase or key of a header to change, of which one attempt is made unless
 /// `--tries` says more. `file`: the key file as an argument.
-pub(crate) fn existing_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::Result<KeyArgs> {
+pub(crate) fn existing_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::Result<KeyOptions> {
     let key = key_args_or(options, file)?;
-    Ok(KeyArgs { tries: options.tries.unwrap_or(1), ..key })
+    Ok(KeyOptions { tries: options.tries.unwrap_or(1), ..key })
 }
 
 /// Converts the options of a new passphrase or key. `file`: the key file as an argument.
-pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::Result<NewKeyArgs> {
+pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::Result<NewKeyOptions> {
     if file.is_some() && options.new_keyfile.is_some() {
         return Err(CliError::usage("The new key file is given twice: by --new-keyfile and as an argument."));
     }
@@ -175,7 +175,7 @@ pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::
             return Err(CliError::usage(format!("Option --{option} needs a file with the new key.")));
         }
     }
-    let key = KeyArgs {
+    let key = KeyOptions {
         source: file.unwrap_or(KeySource::Ask),
         offset: options.new_keyfile_offset.unwrap_or(0),
         size: options.new_keyfile_size,
@@ -184,5 +184,5 @@ pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::
         volume_key: None,
         ..key_args_or(options, None)?
     };
-    Ok(NewKeyArgs { key, verify: options.verify_passphrase || !options.batch_mode })
+    Ok(NewKeyOptions { key, verify: options.verify_passphrase || !options.batch_mode })
 }

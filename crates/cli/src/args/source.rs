@@ -17,24 +17,24 @@ use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
 
-use inlock_open::engine::EngineArgs;
+use inlock_open::engine::EngineOptions;
 use inlock_open::keyring::KeyLink;
 use inlock_open::policy_file;
 use inlock_open::remote::{self, RemoteKind};
 use inlock_open::source::{
-    FreshnessArgs, HeaderArgs, KeyArgs, KeySource, Luks, NoJournal, SourceArgs, TokenArgs, VolumeKeyArgs,
-    VolumeKeyOrigin, VolumeType,
+    FreshnessOptions, HeaderOptions, KeyOptions, KeySource, Luks, NoJournal, OpenOptions, TokenChoice,
+    VolumeKeyOptions, VolumeKeyOrigin, VolumeType,
 };
-use inlock_open::table::TableArg;
+use inlock_open::table::TableSource;
 use inlock_open::token::HELPERS;
 
 /// Converts the options of an action on a LUKS header.
-pub(crate) fn header_args(options: &Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
+pub(crate) fn header_args(options: &Options, image: PathBuf) -> anyhow::Result<HeaderOptions> {
     let luks = match volume_type_of(options)? {
         VolumeType::Luks(luks) => luks,
         _ => return Err(CliError::usage("This action works on LUKS volumes only.")),
     };
-    Ok(HeaderArgs { image, header: options.header.clone(), luks, policy: policy_of(options)? })
+    Ok(HeaderOptions { image, header: options.header.clone(), luks, policy: policy_of(options)? })
 }
 
 /// Returns a key file with this name: `-` is standard input.
@@ -43,12 +43,12 @@ pub(crate) fn key_file(path: PathBuf) -> KeySource {
 }
 
 /// Converts the options of a passphrase or key.
-pub(crate) fn key_args(options: &Options) -> anyhow::Result<KeyArgs> {
+pub(crate) fn key_args(options: &Options) -> anyhow::Result<KeyOptions> {
     key_args_or(options, None)
 }
 
 /// Like [`key_args`], with a key file that is an argument of the action, unless `--key-file` names another one.
-pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyhow::Result<KeyArgs> {
+pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyhow::Result<KeyOptions> {
     if options.key_file.is_some() && argument.is_some() {
         print_stderr("Option --key-file takes precedence over specified key file argument.");
     }
@@ -62,7 +62,7 @@ pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyho
     if options.keyfile_size == Some(0) {
         return Err(CliError::usage("Option --keyfile-size needs a number above zero."));
     }
-    Ok(KeyArgs {
+    Ok(KeyOptions {
         source: file.unwrap_or(KeySource::Ask),
         offset: options.keyfile_offset.unwrap_or(0),
         size: options.keyfile_size,
@@ -76,14 +76,14 @@ pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyho
 }
 
 /// Converts the options of tokens.
-fn token_args(options: &Options) -> anyhow::Result<TokenArgs> {
+fn token_args(options: &Options) -> anyhow::Result<TokenChoice> {
     let dir = options.external_tokens_path.clone();
     if let Some(dir) = dir.as_ref().filter(|dir| !dir.is_absolute()) {
         let message = format!("Failed to set external tokens path {}.", dir.display());
         return Err(CliError::refused(message, "use an absolute path"));
     }
     let dir = dir.unwrap_or_else(|| PathBuf::from(HELPERS));
-    Ok(TokenArgs {
+    Ok(TokenChoice {
         number: options.token_id,
         kind: options.token_type.clone(),
         only: options.token_only,
@@ -93,7 +93,7 @@ fn token_args(options: &Options) -> anyhow::Result<TokenArgs> {
 }
 
 /// Converts `--volume-key-file` and `--volume-key-keyring`.
-fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyArgs>> {
+fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyOptions>> {
     let origin = match (&options.volume_key_file, &options.volume_key_keyring) {
         (None, None) => return Ok(None),
         (Some(path), None) => VolumeKeyOrigin::File(path.clone()),
@@ -102,7 +102,7 @@ fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyArgs>> {
             return Err(CliError::usage("Only one of --volume-key-file and --volume-key-keyring is allowed."));
         }
     };
-    Ok(Some(VolumeKeyArgs { origin, len: options.key_size.map(key_bytes).transpose()? }))
+    Ok(Some(VolumeKeyOptions { origin, len: options.key_size.map(key_bytes).transpose()? }))
 }
 
 /// Converts the number of bits of a key to bytes; no key is as long as one that is too long for this machine.
@@ -141,14 +141,14 @@ pub(crate) fn volume_type_of(options: &Options) -> anyhow::Result<VolumeType> {
 }
 
 /// Converts the options of a volume to open.
-pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
+pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<OpenOptions> {
     let (mut volume_type, mut image) = (volume_type_of(options)?, image);
     let mut name = format!("type {}", options.volume_type.as_deref().unwrap_or("luks"));
     if let Some(table) = &options.table {
         if options.volume_type.is_some() {
             return Err(CliError::usage("Option --type is not allowed with --table."));
         }
-        let table = TableArg::parse(table)?;
+        let table = TableSource::parse(table)?;
         check_remote(options, &table.devices())?;
         (image, name, volume_type) = (table.image(), "--table".to_owned(), VolumeType::Table(table));
     }
@@ -186,7 +186,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     if zero_holes && matches!(volume_type, VolumeType::Raw) {
         return not_allowed("holes");
     }
-    Ok(SourceArgs {
+    Ok(OpenOptions {
         image,
         header,
         volume_type,
@@ -256,7 +256,7 @@ fn check_without_header(options: &Options, is_plain: bool, name: &str) -> anyhow
 }
 
 /// Converts `--freshness` and the options that go with it.
-fn freshness_args(options: &Options) -> anyhow::Result<Option<FreshnessArgs>> {
+fn freshness_args(options: &Options) -> anyhow::Result<Option<FreshnessOptions>> {
     let Some(file) = &options.freshness else {
         let given = [(options.freshness_accept, "freshness-accept"), (options.freshness_tags, "freshness-tags")];
         return match given.iter().find(|(given, _)| *given) {
@@ -266,7 +266,7 @@ fn freshness_args(options: &Options) -> anyhow::Result<Option<FreshnessArgs>> {
     };
     // A process in the background has another working directory.
     let file = std::path::absolute(file)?;
-    Ok(Some(FreshnessArgs { file, accept: options.freshness_accept, tags: options.freshness_tags }))
+    Ok(Some(FreshnessOptions { file, accept: options.freshness_accept, tags: options.freshness_tags }))
 }
 
 /// Converts the header policy.
@@ -410,7 +410,7 @@ pub(crate) fn check_threads(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Converts `--engine` and `--engine-threshold`. `None`: software.
-pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineArgs>> {
+pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineOptions>> {
     if options.engine.as_deref() != Some("afalg") {
         return match options.engine_threshold {
             Some(_) => Err(CliError::usage("Option --engine-threshold needs --engine afalg.")),
@@ -424,5 +424,5 @@ pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineArgs>>
     if options.has_zero_holes() {
         return Err(CliError::usage("Options --engine afalg and --holes zero cannot be combined."));
     }
-    Ok(Some(EngineArgs { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
+    Ok(Some(EngineOptions { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
 }

@@ -10,7 +10,7 @@ use super::action::Arguments;
 use super::options::Options;
 use crate::error::CliError;
 use inlock_open::policy_file;
-use inlock_open::verity::{FecArgs, GivenParameters, RootHash, VerityArgs, unhex};
+use inlock_open::verity::{FecOptions, GivenParameters, RootHash, VerityOptions, unhex};
 
 /// Options of reading corrupted blocks and zeroes.
 pub(crate) const ON_FAULT: &[&str] = &["ignore-corruption", "ignore-zero-blocks"];
@@ -40,7 +40,7 @@ pub(crate) fn verity_args(
     options: &Options,
     hash_device: PathBuf,
     arguments: &mut Arguments,
-) -> anyhow::Result<VerityArgs> {
+) -> anyhow::Result<VerityOptions> {
     refuse(options)?;
     let mut given = given(options)?;
     if let Some(path) = &options.policy {
@@ -56,7 +56,7 @@ pub(crate) fn verity_args(
             return Err(CliError::usage("Command requires <root_hash> or --root-hash-file option as argument."));
         }
     };
-    Ok(VerityArgs {
+    Ok(VerityOptions {
         hash_device,
         hash_offset: hash_offset(options)?,
         given,
@@ -89,7 +89,7 @@ pub(crate) fn hash_offset(options: &Options) -> anyhow::Result<u64> {
 }
 
 /// Converts the options of error correction. Without its device the others have no effect.
-pub(crate) fn fec(options: &Options) -> anyhow::Result<Option<FecArgs>> {
+pub(crate) fn fec(options: &Options) -> anyhow::Result<Option<FecOptions>> {
     let Some(device) = options.fec_device.clone() else { return Ok(None) };
     let (roots, offset) = (options.fec_roots.unwrap_or(2), options.fec_offset.unwrap_or(0));
     if !(2..=24).contains(&roots) {
@@ -98,7 +98,7 @@ pub(crate) fn fec(options: &Options) -> anyhow::Result<Option<FecArgs>> {
     if !offset.is_multiple_of(512) {
         return Err(CliError::usage("Unsupported VERITY FEC offset."));
     }
-    Ok(Some(FecArgs { device, roots, offset }))
+    Ok(Some(FecOptions { device, roots, offset }))
 }
 
 /// Converts the parameters of a tree.

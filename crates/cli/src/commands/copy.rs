@@ -7,11 +7,11 @@ use crate::args::source::source_args;
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::values::Range;
-use inlock_open::source::SourceArgs;
+use inlock_open::source::OpenOptions;
 
 /// A copy out of a volume or into one.
 pub(super) struct CopyArgs {
-    pub source: SourceArgs,
+    pub source: OpenOptions,
     /// `None`: standard output or input.
     pub other: Option<PathBuf>,
     pub range: Option<Range>,

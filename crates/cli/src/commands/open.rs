@@ -40,9 +40,9 @@ use crate::system::signals::{self, Caught};
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::{print, print_stderr, report, warn};
 use crate::values::Listen;
-use inlock_open::engine::EngineArgs;
+use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
-use inlock_open::source::SourceArgs;
+use inlock_open::source::OpenOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "open",
@@ -90,14 +90,14 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 
 /// A volume to attach.
 pub(super) struct OpenArgs {
-    source: SourceArgs,
+    source: OpenOptions,
     pub name: Name,
     /// `None`: the preferred method that works.
     method: Option<AttachMethod>,
     pub run_mode: RunMode,
     pub read_only: bool,
     threads: Option<u16>,
-    engine: Option<EngineArgs>,
+    engine: Option<EngineOptions>,
     /// Address for scrapers.
     metrics: Option<Listen>,
     /// `--persistent`
@@ -113,7 +113,7 @@ impl OpenArgs {
     }
 
     /// Converts the options of an action that attaches a volume whose source is converted already.
-    pub(super) fn of_source(options: &Options, source: SourceArgs, name: Name) -> anyhow::Result<Self> {
+    pub(super) fn of_source(options: &Options, source: OpenOptions, name: Name) -> anyhow::Result<Self> {
         check_threads(options)?;
         let method = options.via.as_deref().and_then(AttachMethod::from_name);
         let engine = engine_of(options)?;
@@ -171,7 +171,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let method = choose_method(args, recover.map(|(method, _)| method))?;
     let keys = launcher.as_ref().map(|parent| parent as _);
-    let engine = args.engine.map(EngineArgs::start).transpose()?;
+    let engine = args.engine.map(EngineOptions::start).transpose()?;
     let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     // In the background the launcher's process does it.
@@ -255,7 +255,7 @@ fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Resu
 }
 
 /// Refuses a method whose requests do not pass workers.
-fn check_engine(engine: Option<EngineArgs>, method: AttachMethod) -> anyhow::Result<()> {
+fn check_engine(engine: Option<EngineOptions>, method: AttachMethod) -> anyhow::Result<()> {
     if engine.is_none() || method.has_workers() {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use crate::control::name::Name;
 use crate::error::CliError;
 use crate::host::context;
 use inlock_open::header::Header;
-use inlock_open::source::{HeaderArgs, Luks};
+use inlock_open::source::{HeaderOptions, Luks};
 
 /// Flags of a device-mapper table that a header can store. There, they are written with dashes.
 const FLAGS: &[&str] =
@@ -60,7 +60,7 @@ pub(super) fn store(name: &Name) -> anyhow::Result<()> {
 }
 
 fn load(image: &Path, header: Option<&Path>) -> anyhow::Result<Header> {
-    let at = HeaderArgs {
+    let at = HeaderOptions {
         image: image.to_owned(),
         header: header.map(Path::to_owned),
         luks: Luks::Any,

@@ -13,7 +13,7 @@ use crate::control::client::Client;
 use crate::control::name::Name;
 use crate::error::CliError;
 use crate::system::pipe;
-use inlock_open::table::{self, TableArg};
+use inlock_open::table::{self, TableSource};
 
 pub(crate) const ACTION: Action = Action {
     name: "reload",
@@ -25,12 +25,12 @@ pub(crate) const ACTION: Action = Action {
         let name = arguments.name()?;
         let table =
             options.table.as_deref().ok_or_else(|| CliError::usage("Option --table is required for reload action."))?;
-        let (table, policy) = (TableArg::parse(table)?, policy_of(&options)?);
+        let (table, policy) = (TableSource::parse(table)?, policy_of(&options)?);
         Ok(Prepared::new(move || run(&name, &table, &policy)))
     },
 };
 
-fn run(name: &Name, table: &TableArg, policy: &HeaderPolicy) -> anyhow::Result<()> {
+fn run(name: &Name, table: &TableSource, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let table = table.take()?;
     table::check_any_policy(&table, policy)?;
     // The process of the volume may have another working directory.

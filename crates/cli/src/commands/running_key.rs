@@ -14,13 +14,13 @@ use crate::error::CliError;
 use crate::host::context;
 use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
-use inlock_open::integrity_args::JournalArgs;
+use inlock_open::integrity_options::JournalOptions;
 use inlock_open::open::ask_key;
-use inlock_open::source::{HeaderArgs, KeyArgs, Luks, SourceArgs, VolumeType};
+use inlock_open::source::{HeaderOptions, KeyOptions, Luks, OpenOptions, VolumeType};
 
 /// Options of a key that an action on a running volume takes.
 pub(super) struct RunningKey {
-    pub(super) key: KeyArgs,
+    pub(super) key: KeyOptions,
     /// A header other than the one that the volume was opened with.
     pub(super) header: Option<PathBuf>,
     pub(super) policy: HeaderPolicy,
@@ -61,7 +61,7 @@ impl RunningKey {
     }
 
     /// Returns the source that the volume was opened from, as far as the key depends on it.
-    pub(super) fn source(&self, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
+    pub(super) fn source(&self, info: &RuntimeInfo) -> anyhow::Result<OpenOptions> {
         let volume_type = match &*info.kind {
             "LUKS1" => VolumeType::Luks(Luks::One),
             "LUKS2" => VolumeType::Luks(Luks::Two),
@@ -81,7 +81,7 @@ impl RunningKey {
         // Only the key comes from the header, which may have changed. The mapping stays as opened.
         let mut policy = self.policy.clone();
         (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
-        Ok(SourceArgs {
+        Ok(OpenOptions {
             image: info.device.clone(),
             header,
             volume_type,
@@ -90,7 +90,7 @@ impl RunningKey {
             persistent: false,
             policy,
             no_journal: None,
-            journal: JournalArgs::default(),
+            journal: JournalOptions::default(),
             freshness: None,
             links: Vec::new(),
             shared: false,
@@ -119,7 +119,7 @@ pub(super) fn check_header(info: &RuntimeInfo, path: Option<&Path>) -> anyhow::R
     if !matches!(&*info.kind, "LUKS1" | "LUKS2") {
         return Err(CliError::usage("Option --header is allowed only for LUKS volumes."));
     }
-    let at = HeaderArgs { image: path.to_owned(), header: None, luks: Luks::Any, policy: HeaderPolicy::default() };
+    let at = HeaderOptions { image: path.to_owned(), header: None, luks: Luks::Any, policy: HeaderPolicy::default() };
     if Header::load(context(), &at, true)?.volume.uuid() == info.uuid.as_deref().unwrap_or_default() {
         return Ok(());
     }

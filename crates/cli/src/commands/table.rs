@@ -16,7 +16,7 @@ use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::{print, warn};
 use inlock_open::open;
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::source::{OpenOptions, VolumeType};
 use inlock_open::verity_table;
 
 pub(crate) const ACTION: Action = Action {
@@ -40,7 +40,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
+fn run(source: &OpenOptions, showkeys: bool, json: bool) -> anyhow::Result<()> {
     if let VolumeType::Plain(plain) = &source.volume_type
         && plain.cipher.iv == IvMode::SpdkUpper
     {

@@ -6,10 +6,10 @@ use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
 use inlock_open::keyring::{LinkedKeys, check_links};
 use inlock_open::secret::Ask;
-use inlock_open::source::{HeaderArgs, Luks, SourceArgs, VolumeType};
+use inlock_open::source::{HeaderOptions, Luks, OpenOptions, VolumeType};
 
 /// Returns the version of the header, or fails if the type has no header.
-pub(super) fn check_type(args: &SourceArgs) -> anyhow::Result<Luks> {
+pub(super) fn check_type(args: &OpenOptions) -> anyhow::Result<Luks> {
     match args.volume_type {
         VolumeType::Luks(luks) => Ok(luks),
         _ => Err(CliError::usage("Option --test-passphrase is allowed only for LUKS volumes.")),
@@ -17,8 +17,9 @@ pub(super) fn check_type(args: &SourceArgs) -> anyhow::Result<Luks> {
 }
 
 /// Tests a passphrase. An unbound keyslot counts if it is named, or with `unbound`.
-pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Result<()> {
-    let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
+pub(super) fn run(args: &OpenOptions, luks: Luks, unbound: bool) -> anyhow::Result<()> {
+    let at =
+        HeaderOptions { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
     let header = Header::load(context(), &at, false)?;
     header.check(&args.policy)?;
     check_links(&args.links, &header.kind())?;

@@ -28,7 +28,7 @@ use crate::ui::log_file::LogFile;
 use crate::ui::print::warn;
 use inlock_open::keyring::LinkedKeys;
 use inlock_open::open::{KeyProvider, ask_key};
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::source::{OpenOptions, VolumeType};
 
 /// Hidden option of the background process.
 const LAUNCHED: &str = "--launched";
@@ -49,7 +49,7 @@ pub(crate) enum RunMode {
 
 /// Runs this command line in the background. Blocks until the child is ready or has exited, and returns the exit
 /// status. Links the volume key as `source` says.
-pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
+pub(crate) fn launch(source: &OpenOptions) -> anyhow::Result<u8> {
     if let VolumeType::Table(table) = &source.volume_type {
         table.check_for_background()?;
     }
@@ -83,7 +83,7 @@ fn named(words: impl Iterator<Item = OsString>) -> Vec<RawFd> {
 }
 
 /// Returns whether the child is ready; `false`: it has exited.
-fn wait_until_ready(mut socket: &UnixStream, source: &SourceArgs) -> anyhow::Result<bool> {
+fn wait_until_ready(mut socket: &UnixStream, source: &OpenOptions) -> anyhow::Result<bool> {
     let mut linked = LinkedKeys::default();
     loop {
         let mut word = [0];

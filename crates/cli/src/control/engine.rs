@@ -5,7 +5,7 @@ use std::fmt;
 use inlock_engine::EngineStats;
 use serde::{Deserialize, Serialize};
 
-use inlock_open::engine::EngineArgs;
+use inlock_open::engine::EngineOptions;
 
 /// The engine, as `--engine` names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub(crate) struct EngineInfo {
 }
 
 impl EngineInfo {
-    pub(crate) fn of(args: Option<EngineArgs>) -> Self {
+    pub(crate) fn of(args: Option<EngineOptions>) -> Self {
         args.map_or_else(Self::default, |args| Self { name: args.name().to_owned(), threshold: Some(args.threshold) })
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn engine_is_shown_with_its_threshold_and_counters() {
         assert_eq!(EngineInfo::of(None).to_string(), "software");
-        let info = EngineInfo::of(Some(EngineArgs { threshold: 8192 }));
+        let info = EngineInfo::of(Some(EngineOptions { threshold: 8192 }));
         assert_eq!(info.to_string(), "afalg, for requests of at least 8192 bytes");
         let counters = EngineCounters { keys: 1, accepted: 9, refused: 2, fell_back: 3, failed: 4 };
         let text = "9 requests accepted, 2 refused, 3 finished in software, 4 failed, 1 keys";

@@ -27,8 +27,8 @@ use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, message_of};
 use crate::system::trusted_config;
 use crate::values;
-use inlock_open::engine::EngineArgs;
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::engine::EngineOptions;
+use inlock_open::source::{OpenOptions, VolumeType};
 
 /// Maximum length of a file in bytes.
 const MAX_LEN: u64 = 16 << 20;
@@ -118,10 +118,10 @@ pub(crate) struct Opening {
 
 /// A volume's options as the command line has them.
 pub(crate) struct Source {
-    pub source: SourceArgs,
+    pub source: OpenOptions,
     pub io: IoMode,
     pub threads: usize,
-    pub engine: Option<EngineArgs>,
+    pub engine: Option<EngineOptions>,
 }
 
 /// An error, and where it is.
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!((a.listed, b.listed, a.opening.read_only, b.opening.read_only), (true, false, false, true));
         assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
         let engine = |volume: &VolumeConfig| volume.opening.source().unwrap().engine;
-        assert_eq!((engine(a), engine(b)), (Some(EngineArgs { threshold: 65536 }), None));
+        assert_eq!((engine(a), engine(b)), (Some(EngineOptions { threshold: 65536 }), None));
         let zero_holes = |volume: &VolumeConfig| volume.opening.source().unwrap().source.zero_holes;
         assert_eq!((zero_holes(a), zero_holes(b)), (false, true));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);

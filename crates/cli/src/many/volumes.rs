@@ -27,7 +27,7 @@ use crate::error::{CliError, Status, message_of};
 use crate::host::context;
 use crate::tls;
 use crate::ui::log::log_about;
-use inlock_open::engine::EngineArgs;
+use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::KeySource;
 use inlock_open::unlocked::LockedStores;
@@ -617,7 +617,7 @@ impl Running {
             source.source.key.source = KeySource::Bytes(Arc::new(key.into()));
         }
         let engine_args = source.engine;
-        let engine = engine_args.map(EngineArgs::start).transpose()?;
+        let engine = engine_args.map(EngineOptions::start).transpose()?;
         let mut unlocked = open(context(), &source.source, !read_only, None)?;
         unlocked.use_engine(engine);
         let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };

@@ -16,7 +16,7 @@ use super::device::Device;
 use super::keyring;
 use super::lock::{self, Lock, Mode};
 use super::secret::{self, Ask};
-use super::source::{KeyArgs, TokenArgs};
+use super::source::{KeyOptions, TokenChoice};
 
 /// Type of the tokens that need no helper.
 const KEYRING: &str = "luks2-keyring";
@@ -24,7 +24,7 @@ const KEYRING: &str = "luks2-keyring";
 /// Directory of the helpers, unless another one is named.
 pub const HELPERS: &str = "/usr/lib/inlock/tokens";
 
-impl TokenArgs {
+impl TokenChoice {
     /// Whether the user requests a token.
     pub fn is_requested(&self) -> bool {
         self.only || self.number.is_some() || self.kind.is_some()
@@ -59,7 +59,7 @@ pub struct ByToken {
 pub(super) fn unlock(
     luks2: &Luks2,
     device: &Device,
-    key: &KeyArgs,
+    key: &KeyOptions,
     options: &UnlockOptions,
     ask: Ask<'_>,
 ) -> Result<Option<ByToken>> {
@@ -113,8 +113,8 @@ pub(super) fn unlock(
 }
 
 /// Returns the passphrase of a token, for a new keyslot. Asks for the token's PIN if it needs one.
-pub fn passphrase(luks2: &Luks2, device: &Device, key: &KeyArgs, number: u32, ask: Ask<'_>) -> Result<Secret> {
-    let args = TokenArgs { number: Some(number), kind: None, only: true, ..key.tokens.clone() };
+pub fn passphrase(luks2: &Luks2, device: &Device, key: &KeyOptions, number: u32, ask: Ask<'_>) -> Result<Secret> {
+    let args = TokenChoice { number: Some(number), kind: None, only: true, ..key.tokens.clone() };
     let mut handler = Handler::new(&args, device);
     let get = |handler: &mut Handler<'_>| {
         let passphrase = luks2.token_passphrase(number, handler);
@@ -148,7 +148,7 @@ fn is_interruption(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Interrupted(_) | ErrorKind::PromptTimeout)
 }
 
-fn read_pin(args: &TokenArgs, key: &KeyArgs, ask: Ask<'_>) -> Result<Secret> {
+fn read_pin(args: &TokenChoice, key: &KeyOptions, ask: Ask<'_>) -> Result<Secret> {
     let prompt = match args.number {
         Some(number) => format!("Enter token {number} PIN: "),
         None => "Enter token PIN: ".to_owned(),
@@ -157,7 +157,7 @@ fn read_pin(args: &TokenArgs, key: &KeyArgs, ask: Ask<'_>) -> Result<Secret> {
 }
 
 /// Explains, in cryptsetup's words, why no token unlocks the volume.
-fn explain(error: TokenError, args: &TokenArgs, device: &Device, hint: TokenHint) -> Error {
+fn explain(error: TokenError, args: &TokenChoice, device: &Device, hint: TokenHint) -> Error {
     let subject = args.subject();
     match error {
         TokenError::PinRequired => Error::new(ErrorKind::TokenPin, format!("{subject} requires PIN.")),
@@ -180,7 +180,7 @@ fn explain(error: TokenError, args: &TokenArgs, device: &Device, hint: TokenHint
 
 /// Gets passphrases of tokens.
 struct Handler<'a> {
-    args: &'a TokenArgs,
+    args: &'a TokenChoice,
     device: &'a Device,
     /// With a PIN, only those of `needs_pin` are tried.
     pin: Option<Secret>,
@@ -231,7 +231,7 @@ fn copy_of(secret: &Secret) -> Secret {
 }
 
 impl<'a> Handler<'a> {
-    fn new(args: &'a TokenArgs, device: &'a Device) -> Self {
+    fn new(args: &'a TokenChoice, device: &'a Device) -> Self {
         Self {
             args,
             device,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Fill, FormatOptions, Marks, Mode, OpenOptions, format};
+use inlock_integrity::{Fill, FormatOptions, Marks, Mode, OpenOptions as IntegrityOpenOptions, format};
 
-use crate::args::integrity::integrity_args;
+use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
 use crate::commands::wipe::{fill_of, resume, wipe};
 use crate::error::CliError;
@@ -18,11 +18,11 @@ use crate::ui::terminal;
 use inlock_open::backing;
 use inlock_open::device::OpenMode;
 use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
-use inlock_open::integrity_args::{HashArgs, IntegrityArgs, JournalCipherArgs};
+use inlock_open::integrity_options::{HashOptions, IntegrityOptions, JournalCipherOptions};
 use inlock_open::open;
 use inlock_open::path_text;
 use inlock_open::signatures;
-use inlock_open::source::SourceArgs;
+use inlock_open::source::OpenOptions;
 
 /// Bytes of the new superblock, at the start of its device.
 const SUPERBLOCK_LEN: u64 = 4096;
@@ -30,7 +30,7 @@ const SUPERBLOCK_LEN: u64 = 4096;
 /// A volume to create.
 pub(super) struct FormatArgs {
     image: PathBuf,
-    integrity: IntegrityArgs,
+    integrity: IntegrityOptions,
     options: FormatOptions,
     batch: bool,
     /// Content of the blocks. `None`: nothing is written.
@@ -40,7 +40,7 @@ pub(super) struct FormatArgs {
 
 impl FormatArgs {
     pub(super) fn new(options: &Options, image: PathBuf) -> anyhow::Result<Self> {
-        let integrity = integrity_args(options)?;
+        let integrity = integrity_options(options)?;
         if options.integrity_recovery_mode || options.read_only {
             return Err(CliError::usage("A volume cannot be created in recovery mode or read-only."));
         }
@@ -70,7 +70,7 @@ impl FormatArgs {
 
     /// Returns whether the tags need a key, and the superblock has no MAC with one.
     fn is_superblock_without_key(&self) -> bool {
-        let is_keyed = |hash: &HashArgs| hash.algorithm.is_keyed();
+        let is_keyed = |hash: &HashOptions| hash.algorithm.is_keyed();
         is_keyed(&self.integrity.hash) && !self.integrity.journal_mac.as_ref().is_some_and(is_keyed)
     }
 
@@ -103,26 +103,26 @@ impl FormatArgs {
             Marks::of_hash(Arc::clone(&hash), None, tag_size, options.block_len).map_err(cannot_use(&self.image))?;
         }
         options.internal_hash = Some(hash);
-        options.journal_mac = self.integrity.journal_mac.as_ref().map(HashArgs::load).transpose()?;
-        options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
+        options.journal_mac = self.integrity.journal_mac.as_ref().map(HashOptions::load).transpose()?;
+        options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherOptions::load).transpose()?;
         (options.overwrite, options.long_journal) = (true, self.integrity.journal.long);
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         format(&stores, &options).map_err(cannot_use(&self.image))?;
         signatures::wipe(&devices.metadata, SUPERBLOCK_LEN)?;
         let Some(fill) = self.fill else { return Ok(()) };
-        let options = OpenOptions {
+        let options = IntegrityOpenOptions {
             tag_size: options.tag_size,
             internal_hash: options.internal_hash,
             journal_mac: options.journal_mac,
             journal_cipher: options.journal_cipher,
-            ..self.integrity.journal.apply(OpenOptions::new(Mode::Direct))
+            ..self.integrity.journal.apply(IntegrityOpenOptions::new(Mode::Direct))
         };
         wipe(&self.image, stores, options, 0, (fill, None), self.show)
     }
 }
 
 /// Continues an interrupted wipe.
-pub(super) fn resume_wipe(source: &SourceArgs, fill: Fill, show: Show) -> anyhow::Result<()> {
+pub(super) fn resume_wipe(source: &OpenOptions, fill: Fill, show: Show) -> anyhow::Result<()> {
     let unlocked = open(context(), source, true, None)?;
     let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
     stores.check_writes(resume(&source.image, &stores, fill, show))

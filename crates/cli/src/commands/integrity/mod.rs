@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use super::open::OpenArgs;
 use super::{close, open, serve, status, wipe};
 use crate::args::action::{ATTACH, Action, Arguments, Prepared, REMOTE, old_name, option_outside};
-use crate::args::integrity::{INTEGRITY, integrity_args};
+use crate::args::integrity::{INTEGRITY, integrity_options};
 use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use inlock_integrity::Mode;
-use inlock_open::integrity_args::JournalArgs;
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::integrity_options::JournalOptions;
+use inlock_open::source::{OpenOptions, VolumeType};
 use inlock_volume::HeaderPolicy;
 
 pub(crate) const ACTION: Action = Action {
@@ -112,23 +112,23 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
 
 fn prepare_resume(options: &Options, image: PathBuf) -> anyhow::Result<Prepared> {
     let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
-    let mut integrity = integrity_args(options)?;
+    let mut integrity = integrity_options(options)?;
     integrity.mode = Mode::Direct;
-    let source = SourceArgs { volume_type: VolumeType::Integrity(integrity), ..source(options, image)? };
+    let source = OpenOptions { volume_type: VolumeType::Integrity(integrity), ..source(options, image)? };
     let fill = wipe::fill_of(options);
     Ok(Prepared::new(move || format::resume_wipe(&source, fill, show)))
 }
 
-fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
-    Ok(SourceArgs {
+fn source(options: &Options, image: PathBuf) -> anyhow::Result<OpenOptions> {
+    Ok(OpenOptions {
         image,
         header: None,
-        volume_type: VolumeType::Integrity(integrity_args(options)?),
+        volume_type: VolumeType::Integrity(integrity_options(options)?),
         key: key_args(options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: None,
-        journal: JournalArgs::default(),
+        journal: JournalOptions::default(),
         freshness: None,
         links: Vec::new(),
         shared: false,

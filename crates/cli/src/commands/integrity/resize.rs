@@ -7,7 +7,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
 use serde_json::json;
 
-use crate::args::integrity::integrity_args;
+use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{fill_of, wipe};
@@ -17,12 +17,12 @@ use crate::host::context;
 use crate::ui::progress::Show;
 use inlock_open::device::OpenMode;
 use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
-use inlock_open::integrity_args::IntegrityArgs;
+use inlock_open::integrity_options::IntegrityOptions;
 
 /// Another length of a volume.
 pub(super) struct ResizeArgs {
     image: PathBuf,
-    integrity: IntegrityArgs,
+    integrity: IntegrityOptions,
     /// `None`: as many as fit.
     sectors: Option<u64>,
     /// Content of new blocks. `None`: nothing is written.
@@ -34,7 +34,7 @@ impl ResizeArgs {
     pub(super) fn new(options: &Options, image: PathBuf) -> anyhow::Result<Self> {
         Ok(Self {
             image,
-            integrity: integrity_args(options)?,
+            integrity: integrity_options(options)?,
             sectors: sectors_of(options)?,
             fill: (options.wipe || options.integrity_lazy).then(|| fill_of(options)),
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),

@@ -18,7 +18,7 @@ use inlock_open::edit::{Checked, scrubbed};
 use inlock_open::header::Header;
 use inlock_open::remote::DeviceHeader;
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions, NewKeyOptions};
 use inlock_open::token;
 
 pub(crate) const ACTION: Action = Action {
@@ -53,10 +53,10 @@ pub(crate) const ACTION: Action = Action {
 
 /// A keyslot to add.
 struct AddKeyArgs {
-    at: HeaderArgs,
+    at: HeaderOptions,
     /// The existing passphrase or key.
-    key: KeyArgs,
-    new: NewKeyArgs,
+    key: KeyOptions,
+    new: NewKeyOptions,
     new_origin: NewOrigin,
     /// Number of the new keyslot.
     number: Option<u32>,
@@ -76,7 +76,7 @@ enum NewOrigin {
 }
 
 impl NewOrigin {
-    fn new(options: &Options, new: &NewKeyArgs) -> anyhow::Result<Self> {
+    fn new(options: &Options, new: &NewKeyOptions) -> anyhow::Result<Self> {
         match (options.new_token_id, &options.new_key_description, &new.key.source) {
             (None, None, _) => Ok(Self::Asked),
             (Some(number), None, KeySource::Ask) => Ok(Self::Token(number)),

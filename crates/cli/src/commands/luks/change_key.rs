@@ -9,7 +9,7 @@ use crate::ui::print::print_verbose;
 use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions, NewKeyOptions};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksChangeKey",
@@ -25,9 +25,9 @@ pub(crate) const ACTION: Action = Action {
 
 /// A keyslot to change.
 struct ChangeKeyArgs {
-    at: HeaderArgs,
-    key: KeyArgs,
-    new: NewKeyArgs,
+    at: HeaderOptions,
+    key: KeyOptions,
+    new: NewKeyOptions,
     keyslot: KeyslotArgs,
 }
 

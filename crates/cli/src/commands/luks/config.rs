@@ -8,7 +8,7 @@ use crate::args::source::header_args;
 use crate::error::CliError;
 use crate::host::context;
 use inlock_open::header::Header;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "config",
@@ -53,7 +53,7 @@ impl Settings {
     }
 }
 
-fn run(at: &HeaderArgs, settings: &Settings) -> anyhow::Result<()> {
+fn run(at: &HeaderOptions, settings: &Settings) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(context(), at)?;
     header.check_luks2()?;
     Ok(header.edit(&[], |volume, device| {

@@ -8,7 +8,7 @@ use crate::ui::print::print_verbose;
 use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
 use inlock_open::secret::Ask;
-use inlock_open::source::{HeaderArgs, KeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksConvertKey",
@@ -23,7 +23,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(at: &HeaderArgs, key: &KeyArgs, keyslot: &KeyslotArgs) -> anyhow::Result<()> {
+fn run(at: &HeaderOptions, key: &KeyOptions, keyslot: &KeyslotArgs) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(context(), at)?;
     header.check_luks2()?;
     let mut keyslot = keyslot.request(&header.volume)?;

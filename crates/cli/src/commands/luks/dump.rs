@@ -10,7 +10,7 @@ use crate::host::context;
 use crate::ui::print::print;
 use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksDump",
@@ -58,7 +58,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     Ok(Prepared::new(move || run(&at, json)))
 }
 
-fn run(args: &HeaderArgs, json: bool) -> anyhow::Result<()> {
+fn run(args: &HeaderOptions, json: bool) -> anyhow::Result<()> {
     let header = Header::load(context(), args, false)?;
     if json {
         let metadata = header.volume.metadata_json().ok_or_else(|| {

@@ -17,7 +17,7 @@ use crate::ui::terminal::confirm_change;
 use inlock_open::header::Header;
 use inlock_open::path_text;
 use inlock_open::secret::Ask;
-use inlock_open::source::{HeaderArgs, KeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions};
 
 const VOLUME_KEY_WARNING: &str = "The header dump with volume key is sensitive information\n\
     that allows access to encrypted partition without a passphrase.\n\
@@ -27,8 +27,8 @@ const UNBOUND_KEY_WARNING: &str = "The header dump with unbound key is sensitive
 
 /// A key to print.
 pub(super) struct DumpKeyArgs {
-    pub(super) at: HeaderArgs,
-    pub(super) key: KeyArgs,
+    pub(super) at: HeaderOptions,
+    pub(super) key: KeyOptions,
     /// A new file for the key, in place of standard output.
     pub(super) output: Option<PathBuf>,
     /// Number of the unbound keyslot. `None`: the volume key.

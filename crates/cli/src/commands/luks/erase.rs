@@ -10,7 +10,7 @@ use crate::ui::terminal::confirm_change;
 use inlock_open::edit::{holds_volume_key, keyslots};
 use inlock_open::header::Header;
 use inlock_open::path_text;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "erase",
@@ -24,7 +24,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(at: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
+fn run(at: &HeaderOptions, batch: bool) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(context(), at)?;
     let warning = format!(
         "This operation will erase all keyslots on device {}.\nDevice will become unusable after this operation.",

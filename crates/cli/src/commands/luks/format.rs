@@ -34,7 +34,7 @@ use inlock_open::remote::{self, Remote};
 use inlock_open::removed_integrity;
 use inlock_open::secret::{self, Ask};
 use inlock_open::signatures;
-use inlock_open::source::{KeyArgs, KeySource, Luks, VolumeType};
+use inlock_open::source::{KeyOptions, KeySource, Luks, VolumeType};
 use inlock_open::zones;
 
 pub(crate) const ACTION: Action = Action {
@@ -95,7 +95,7 @@ struct FormatArgs {
     header: Option<PathBuf>,
     /// 1 or 2.
     version: u8,
-    key: KeyArgs,
+    key: KeyOptions,
     cipher: CipherSpec,
     /// Integrity protection, which has a cipher of its own.
     protection: Option<Protection>,

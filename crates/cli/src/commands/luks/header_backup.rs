@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::header_file;
 use crate::host::context;
 use inlock_open::header::Header;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderBackup",
@@ -30,7 +30,7 @@ pub(super) fn backup_file(options: &Options) -> anyhow::Result<PathBuf> {
     file.ok_or_else(|| CliError::usage("Option --header-backup-file is required."))
 }
 
-fn run(args: &HeaderArgs, file: &Path) -> anyhow::Result<()> {
+fn run(args: &HeaderOptions, file: &Path) -> anyhow::Result<()> {
     header_file::check_new(file)?;
     let header = Header::load(context(), args, false)?;
     header_file::create(&header.device, file)

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Fill, FormatOptions, IntegrityError, Mode, OpenOptions, Sealing, Stores, format};
+use inlock_integrity::{
+    Fill, FormatOptions, IntegrityError, Mode, OpenOptions as IntegrityOpenOptions, Sealing, Stores, format,
+};
 use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
 
 use crate::args::integrity::refuse_inline;
@@ -19,11 +21,11 @@ use crate::values::integrity_in_header;
 use inlock_open::device::Device;
 use inlock_open::integrity::cannot_use;
 use inlock_open::open;
-use inlock_open::source::{NoJournal, SourceArgs};
+use inlock_open::source::{NoJournal, OpenOptions};
 
 /// A volume whose wipe was interrupted.
 pub(super) struct ResumeArgs {
-    source: SourceArgs,
+    source: OpenOptions,
     fill: Fill,
     show: Show,
 }
@@ -37,7 +39,7 @@ pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<Pa
     let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
     let key = key_args_or(options, key_file)?;
     Ok(ResumeArgs {
-        source: SourceArgs { key, no_journal: Some(NoJournal::ResumeWipe), ..source_args(options, image)? },
+        source: OpenOptions { key, no_journal: Some(NoJournal::ResumeWipe), ..source_args(options, image)? },
         fill: fill_of(options),
         show,
     })
@@ -141,7 +143,7 @@ impl Placed<'_> {
         );
         let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), self.protection.spec.metadata_len())?;
         let show = self.protection.show;
-        wipe(image, self.stores, OpenOptions::new(Mode::Direct), 0, (fill, Some(&sealing)), show)
+        wipe(image, self.stores, IntegrityOpenOptions::new(Mode::Direct), 0, (fill, Some(&sealing)), show)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::host::context;
 use inlock_open::ErrorKind;
 use inlock_open::header::Header;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "isLuks",
@@ -23,7 +23,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 /// Fails silently without a header. Other errors, such as a missing device, are printed.
-fn run(args: &HeaderArgs) -> anyhow::Result<()> {
+fn run(args: &HeaderOptions) -> anyhow::Result<()> {
     match Header::load(context(), args, true) {
         Ok(_) => Ok(()),
         Err(error) => {

@@ -17,7 +17,7 @@ use crate::ui::terminal::confirm_change;
 use inlock_open::edit::{Checked, scrubbed};
 use inlock_open::header::Header;
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderArgs, KeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksKillSlot",
@@ -33,7 +33,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
+fn run(at: &HeaderOptions, number: &str, key: &KeyOptions, batch: bool) -> anyhow::Result<()> {
     // Arguments in the wrong order are a missing device.
     let mut header = Header::load_to_edit(context(), at)?;
     let number = number.parse().map_err(|_| CliError::usage(format!("'{number}' is not the number of a keyslot.")))?;

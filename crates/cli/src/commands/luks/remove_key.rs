@@ -12,7 +12,7 @@ use crate::ui::terminal::confirm_change;
 use inlock_open::edit::{Checked, scrubbed};
 use inlock_open::header::Header;
 use inlock_open::secret::Ask;
-use inlock_open::source::{HeaderArgs, KeyArgs};
+use inlock_open::source::{HeaderOptions, KeyOptions};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksRemoveKey",
@@ -27,7 +27,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(at: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
+fn run(at: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(context(), at)?;
     let prompt = Some("Enter passphrase to be deleted: ");
     let ask = Ask { device: header.path(), prompt, verify: key.verify, context: context() };

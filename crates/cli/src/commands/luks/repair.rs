@@ -16,7 +16,7 @@ use inlock_open::error::cannot_unlock;
 use inlock_open::header::cannot_load_from;
 use inlock_open::header_access::HeaderAccess;
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderArgs, KeyArgs, Luks};
+use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -36,7 +36,7 @@ pub(crate) const ACTION: Action = Action {
 
 /// Lists the repairs, and carries them out if the user agrees. A keyslot is erased only if the user was asked, and one
 /// that may hold a key is changed only if its passphrase proves the change.
-fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
+fn run(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(context(), args.header.as_deref().unwrap_or(&args.image))?;
     let path = &access.device.path;
     let mut plan = RepairPlan::new(&access.header).map_err(|error| match error {
@@ -104,7 +104,7 @@ fn run(args: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
 }
 
 /// Asks for the passphrases of keyslots that may hold a key until the changes of all are proven, or one opens none.
-fn prove(plan: &mut RepairPlan, access: &HeaderAccess, key: &KeyArgs, asks: bool) -> anyhow::Result<()> {
+fn prove(plan: &mut RepairPlan, access: &HeaderAccess, key: &KeyOptions, asks: bool) -> anyhow::Result<()> {
     let path = &access.device.path;
     while !plan.unproven().is_empty() && (asks || is_file(key)) {
         let prompt = Some("Enter passphrase of a damaged keyslot: ");
@@ -125,7 +125,7 @@ fn prove(plan: &mut RepairPlan, access: &HeaderAccess, key: &KeyArgs, asks: bool
 }
 
 /// Whether the passphrase does not come from a user who is asked.
-fn is_file(key: &KeyArgs) -> bool {
+fn is_file(key: &KeyOptions) -> bool {
     !matches!(key.source, KeySource::Ask)
 }
 

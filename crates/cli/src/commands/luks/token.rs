@@ -19,7 +19,7 @@ use crate::ui::print::{print, print_stderr, print_verbose};
 use crate::ui::terminal;
 use inlock_open::header::Header;
 use inlock_open::remote::DeviceHeader;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "token",
@@ -113,7 +113,7 @@ impl Command {
     }
 }
 
-fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
+fn run(args: &HeaderOptions, command: &Command) -> anyhow::Result<()> {
     if let Command::Export { number, file, batch } = command {
         let header = Header::load(context(), args, false)?;
         let token = token(luks2_of(&header.volume, header.path())?, *number)?;

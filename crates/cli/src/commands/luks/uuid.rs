@@ -8,7 +8,7 @@ use crate::host::context;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
 use inlock_open::header::Header;
-use inlock_open::source::HeaderArgs;
+use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksUUID",
@@ -25,12 +25,12 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn show(args: &HeaderArgs) -> anyhow::Result<()> {
+fn show(args: &HeaderOptions) -> anyhow::Result<()> {
     let header = Header::load(context(), args, false)?;
     print(format_args!("{}\n", Printable::new(header.volume.uuid())))
 }
 
-fn set(args: &HeaderArgs, uuid: &str, batch: bool) -> anyhow::Result<()> {
+fn set(args: &HeaderOptions, uuid: &str, batch: bool) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(context(), args)?;
     // Its process is found by the UUID again.
     let _unused = header.lock_unused()?;

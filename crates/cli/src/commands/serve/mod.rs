@@ -48,9 +48,9 @@ use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
 use crate::values::{Listen, resolve};
 use captive::Address;
-use inlock_open::engine::EngineArgs;
+use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::source::{OpenOptions, VolumeType};
 
 pub(crate) const ACTION: Action = Action {
     name: "serve",
@@ -105,7 +105,7 @@ pub(super) const SERVE: &[&str] = &[
 
 /// A volume to serve.
 pub(super) struct ServeArgs {
-    source: SourceArgs,
+    source: OpenOptions,
     listen: Option<Listen>,
     export_name: String,
     /// Name for control commands.
@@ -118,7 +118,7 @@ pub(super) struct ServeArgs {
     io: IoMode,
     threads: Option<u16>,
     offload: OffloadOptions,
-    engine: Option<EngineArgs>,
+    engine: Option<EngineOptions>,
     busy_poll: BusyPoll,
     insecure: bool,
     tls: Option<TlsOptions>,
@@ -132,7 +132,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
 }
 
 /// Converts the options of an action that serves a volume whose source is converted already.
-pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Result<ServeArgs> {
+pub(super) fn serve_source(options: Options, source: OpenOptions) -> anyhow::Result<ServeArgs> {
     check_threads(&options)?;
     if options.nbd.is_none() && options.run.is_none() {
         return Err(CliError::usage("Option --nbd or --run is required for serve action."));
@@ -254,7 +254,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(|name| Claim::take(name, Purpose::Serve)).transpose()?;
     let keys = launcher.as_ref().map(|parent| parent as _);
-    let engine = args.engine.map(EngineArgs::start).transpose()?;
+    let engine = args.engine.map(EngineOptions::start).transpose()?;
     let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
     unlocked.use_engine(engine);
     let options = options(args);

@@ -12,9 +12,9 @@ use crate::host::context;
 use crate::ui::print::print;
 use inlock_open::device::{Device, OpenMode};
 use inlock_open::path_text;
-use inlock_open::verity::{FecArgs, cannot_use, hex, store};
+use inlock_open::verity::{FecOptions, cannot_use, hex, store};
 
-pub(super) fn run(path: &Path, offset: u64, fec: Option<&FecArgs>, as_json: bool) -> anyhow::Result<()> {
+pub(super) fn run(path: &Path, offset: u64, fec: Option<&FecOptions>, as_json: bool) -> anyhow::Result<()> {
     let device = Device::open(context(), path, OpenMode::Read)?;
     let store = store(&device, IoMode::Sync, true)?;
     let superblock = Superblock::read(&*store, offset).map_err(cannot_use(&device.path))?;
@@ -44,7 +44,7 @@ pub(super) fn run(path: &Path, offset: u64, fec: Option<&FecArgs>, as_json: bool
 }
 
 /// Returns the error correction of a hash device, and whether the parity is on it. The parity is not read.
-fn described_fec(args: &FecArgs, hash: &Device, layout: &Layout, tree_offset: u64) -> anyhow::Result<(Fec, bool)> {
+fn described_fec(args: &FecOptions, hash: &Device, layout: &Layout, tree_offset: u64) -> anyhow::Result<(Fec, bool)> {
     let device = Device::open(context(), &args.device, OpenMode::Read)?;
     let is_on_hash = device.identity() == hash.identity();
     let parameters = args.parameters(layout, tree_offset, hash.len, is_on_hash)?;

@@ -24,7 +24,7 @@ use inlock_open::device::{Device, OpenMode};
 use inlock_open::error::cannot_open;
 use inlock_open::path_text;
 use inlock_open::signatures;
-use inlock_open::verity::{FecArgs, FecDevice, GivenParameters, VerityDevices, cannot_use, hex, store};
+use inlock_open::verity::{FecDevice, FecOptions, GivenParameters, VerityDevices, cannot_use, hex, store};
 
 /// A device to create.
 pub(super) struct FormatArgs {
@@ -37,7 +37,7 @@ pub(super) struct FormatArgs {
     superblock: bool,
     uuid: Uuid,
     root_hash_file: Option<PathBuf>,
-    fec: Option<FecArgs>,
+    fec: Option<FecOptions>,
     threads: usize,
     /// `--batch-mode`
     batch: bool,

@@ -14,8 +14,8 @@ use crate::args::options::Options;
 use crate::args::source::{check_remote, key_args};
 use crate::args::verity::{ON_FAULT, VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
-use inlock_open::integrity_args::JournalArgs;
-use inlock_open::source::{SourceArgs, VolumeType};
+use inlock_open::integrity_options::JournalOptions;
+use inlock_open::source::{OpenOptions, VolumeType};
 use inlock_volume::HeaderPolicy;
 
 pub(crate) const ACTION: Action = Action {
@@ -129,10 +129,10 @@ fn threads(options: &Options) -> usize {
 }
 
 /// Converts the options of a device to open. It is read-only.
-fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> anyhow::Result<(Options, SourceArgs)> {
+fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> anyhow::Result<(Options, OpenOptions)> {
     options.read_only = true;
     let hash_device = arguments.path()?;
-    let source = SourceArgs {
+    let source = OpenOptions {
         image,
         header: None,
         volume_type: VolumeType::Verity(verity_args(&options, hash_device, arguments)?),
@@ -140,7 +140,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: None,
-        journal: JournalArgs::default(),
+        journal: JournalOptions::default(),
         freshness: None,
         links: Vec::new(),
         shared: false,

@@ -9,10 +9,10 @@ use crate::host::context;
 use crate::ui::print::warn;
 use inlock_open::device::OpenMode;
 use inlock_open::info::resolved;
-use inlock_open::verity::{FecDevice, VerityArgs, VerityDevices};
+use inlock_open::verity::{FecDevice, VerityDevices, VerityOptions};
 use inlock_open::verity_table::of_volume;
 
-pub(super) fn run(data: &Path, args: &VerityArgs, json: bool) -> anyhow::Result<()> {
+pub(super) fn run(data: &Path, args: &VerityOptions, json: bool) -> anyhow::Result<()> {
     let devices = VerityDevices::open(context(), data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
     let opening = args.load(&devices)?;
     let own = devices.fec().filter(|_| matches!(devices.fec, Some(FecDevice::Own(_))));

@@ -8,9 +8,9 @@ use inlock_verity::{verify, verify_repairing};
 use crate::host::context;
 use crate::ui::print::warn;
 use inlock_open::device::OpenMode;
-use inlock_open::verity::{VerityArgs, VerityDevices, cannot_use};
+use inlock_open::verity::{VerityDevices, VerityOptions, cannot_use};
 
-pub(super) fn run(data: &Path, args: &VerityArgs, threads: usize) -> anyhow::Result<()> {
+pub(super) fn run(data: &Path, args: &VerityOptions, threads: usize) -> anyhow::Result<()> {
     let devices = VerityDevices::open(context(), data, &args.hash_device, args.fec.as_ref(), OpenMode::Read)?;
     let opening = args.load(&devices)?;
     let stores = opening.stores(&devices.data, devices.hash.as_ref(), IoMode::Sync)?;

@@ -13,17 +13,17 @@ use zeroize::Zeroizing;
 
 /// A dm-integrity volume as named on the command line.
 #[derive(Clone, Debug)]
-pub struct IntegrityArgs {
+pub struct IntegrityOptions {
     /// Device of the data; the image is then the metadata device.
     pub data_device: Option<PathBuf>,
     /// How tags are kept up to date.
     pub mode: Mode,
     /// The hash of the tags.
-    pub hash: HashArgs,
+    pub hash: HashOptions,
     /// The hash that authenticates the journal.
-    pub journal_mac: Option<HashArgs>,
+    pub journal_mac: Option<HashOptions>,
     /// The cipher of the journal.
-    pub journal_cipher: Option<JournalCipherArgs>,
+    pub journal_cipher: Option<JournalCipherOptions>,
     /// Time between two commits of the journal, or two flushes of the bitmap.
     pub every: Duration,
     /// Bytes of a tag. `None`: those of the superblock, with a key not less than the hash has.
@@ -37,19 +37,19 @@ pub struct IntegrityArgs {
     /// Computes tags of a volume with a keyed hash, too.
     pub legacy_recalculate: bool,
     /// Journals that are accepted.
-    pub journal: JournalArgs,
+    pub journal: JournalOptions,
 }
 
 /// Journals that are accepted.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct JournalArgs {
+pub struct JournalOptions {
     /// `--integrity-salvage-journal`
     pub salvage: bool,
     /// `--integrity-long-journal`
     pub long: bool,
 }
 
-impl JournalArgs {
+impl JournalOptions {
     /// Returns options that accept it.
     pub fn apply(self, options: OpenOptions) -> OpenOptions {
         OpenOptions { salvage_journal: self.salvage, long_journal: self.long, ..options }
@@ -58,7 +58,7 @@ impl JournalArgs {
 
 /// A hash and its key.
 #[derive(Clone, Debug)]
-pub struct HashArgs {
+pub struct HashOptions {
     /// The hash.
     pub algorithm: TagAlgorithm,
     /// Its key.
@@ -67,7 +67,7 @@ pub struct HashArgs {
 
 /// The cipher of a journal and its key.
 #[derive(Clone, Debug)]
-pub struct JournalCipherArgs {
+pub struct JournalCipherOptions {
     /// Name of the cipher, as in a table.
     pub name: String,
     /// Its key.
@@ -94,7 +94,7 @@ impl IntegrityKeyFile {
     }
 }
 
-impl HashArgs {
+impl HashOptions {
     /// Reads the key.
     pub fn load(&self) -> Result<Arc<TagHash>> {
         let key = self.key.as_ref().map(IntegrityKeyFile::read).transpose()?.unwrap_or_default();
@@ -102,20 +102,20 @@ impl HashArgs {
     }
 }
 
-impl JournalCipherArgs {
+impl JournalCipherOptions {
     /// Reads the key.
     pub fn load(&self) -> Result<Arc<JournalCipher>> {
         Ok(Arc::new(JournalCipher::new(&self.name, &VolumeKey::new(&self.key.read()?))?))
     }
 }
 
-impl IntegrityArgs {
+impl IntegrityOptions {
     /// Reads the keys, and returns the options of the library.
     pub fn load(&self) -> Result<OpenOptions> {
         let mut options = OpenOptions::new(self.mode);
         options.internal_hash = Some(self.hash.load()?);
-        options.journal_mac = self.journal_mac.as_ref().map(HashArgs::load).transpose()?;
-        options.journal_cipher = self.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
+        options.journal_mac = self.journal_mac.as_ref().map(HashOptions::load).transpose()?;
+        options.journal_cipher = self.journal_cipher.as_ref().map(JournalCipherOptions::load).transpose()?;
         options.tag_size = self.tag_size;
         options.sectors_per_bit = self.sectors_per_bit;
         options.allow_discards = self.allow_discards;
