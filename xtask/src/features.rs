@@ -2,9 +2,8 @@
 //! including its tests.
 //!
 //! A default build has nearly every feature, so a missing dependency between features shows only here. The features
-//! that a crate has in the default build are left out: the stage `clippy` checks those. Clippy's own lints look at code,
-//! and find in it what they find with other features; so they run over the other end, no feature, and the compiler's
-//! over the rest, where a warning fails too.
+//! that a crate has in the default build are left out: the stage `clippy` checks those. Clippy's own lints run over the
+//! other end, no feature, too; for the rest the compiler is enough, whose warnings fail a combination.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
