@@ -244,7 +244,7 @@ fn reload_adds_removes_and_limits() {
     assert!(many.stop().contains("0 volumes added, 1 removed, 1 changed"));
 }
 
-/// As `nohup` starts it. The signal asks for something here: it would be odd if that depended on how the server started.
+/// As `nohup` starts it. The signal asks for something here, however the server was started.
 #[test]
 fn signal_reloads_although_the_parent_ignores_it() {
     let dir = Dir::new();
