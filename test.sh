@@ -2,8 +2,8 @@
 # Runs all checks, and prints a last line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh quick        fmt tidy clippy unit: what a change breaks first
-#   ./test.sh STAGE...     any of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak
+#   ./test.sh quick        programs fmt tidy clippy unit: what a change breaks first
+#   ./test.sh STAGE...     any of: programs build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak
 #
 # Each stage prints its seconds, and writes its log to target/test-logs; the ten longest tests are listed. Counts that
 # the suites print are compared with tests/floors.txt, so that a suite that silently does less fails. A skip that is not
@@ -15,10 +15,10 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak)
+STAGES=(programs build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report ceph vm soak)
 # These run nothing of a release build.
-SOURCE=(fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz)
-QUICK=(fmt tidy clippy unit)
+SOURCE=(programs fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz)
+QUICK=(programs fmt tidy clippy unit)
 [ "$*" = quick ] && set -- "${QUICK[@]}"
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
@@ -143,16 +143,21 @@ units() {
     local packages
     packages=$(grep -hm1 '^name = ' crates/*/Cargo.toml xtask/Cargo.toml | cut -d'"' -f2 | tr '\n' ' ') || return 1
     run_tests "$packages inlock-tests:inlock_tests" --test-threads 4 &&
-        # The models include files of the engine, with its examples.
-        cargo test --quiet --doc --workspace --exclude inlock-models --exclude inlock-benches -- --show-output
+        cargo test --quiet --doc -- --show-output
 }
 
 # A dead link in the documentation is a warning, which fails here. So does a change of the public API that is missing in
 # docs/api.
 documentation() {
-    RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches && cargo xtask public-api
+    RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches && xtask public-api
 }
 
+# All test programs and xtask, with the same choice of features: `cargo xtask` has its own, and would build most of it a
+# second time.
+programs() { cargo build --quiet --bins --tests; }
+xtask() {
+    if wanted programs; then "$TARGET/debug/xtask" "$@"; else cargo xtask "$@"; fi
+}
 release_build() { cargo build --quiet --release --package inlock-cli && "$INLOCK_BIN" --version; }
 
 # 4 GiB of zeroes must pass unchanged through a target that encrypts nothing.
@@ -187,20 +192,20 @@ rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
 INLOCK_NIST_XTS=$(/usr/bin/python3 -c 'import cryptography_vectors as v; print(v.__path__[0])')/ciphers/AES/XTS
 export INLOCK_NIST_XTS
 
+stage programs programs
+# The tests of the crates are content with `inlock` of the debug build.
+export INLOCK_BIN=$TARGET/debug/inlock
 if wanted build; then
-    export INLOCK_BIN=$TARGET/release/inlock
+    INLOCK_BIN=$TARGET/release/inlock
     stage build release_build
-    [ "$failed" -eq 0 ] || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
-else
-    # The tests of the crates are content with that of a debug build, which is made with them.
-    export INLOCK_BIN=$TARGET/debug/inlock
 fi
+[ "$failed" -eq 0 ] || { echo "$passed passed, $failed failed, 0 skipped"; exit 1; }
+begin vm xtask vm
 stage fmt cargo fmt --all --check
-stage tidy cargo xtask tidy
-begin vm cargo xtask vm
+stage tidy xtask tidy
 stage clippy cargo clippy --quiet --all-targets -- -D warnings
-stage features cargo xtask features
-stage dependencies cargo xtask dependencies
+stage features xtask features
+stage dependencies xtask dependencies
 stage doc documentation
 stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest.sh tests/ceph/*.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 if wanted unit; then
@@ -211,7 +216,7 @@ if wanted unit; then
 fi
 stage unit units
 stage models run_tests inlock-models
-stage miri cargo xtask miri
+stage miri xtask miri
 stage fuzz run_tests inlock-fuzz
 stage volumes suite other_volumes
 stage clients suite real_clients
@@ -223,7 +228,7 @@ stage disk suite disk
 stage report suite report
 stage ceph ceph_cluster
 stage vm awaited
-stage soak cargo xtask soak --seconds 10 --stall-seconds 10
+stage soak xtask soak --seconds 10 --stall-seconds 10
 if [ "${WANTED[0]}" = all ]; then
     WANTED=(all)
     stage skips check_skips

@@ -3,8 +3,8 @@
 # builds all test programs once, where another selection of packages would have other features, and build them again.
 # Appends the name to the file INLOCK_TEST_PROGRAMS_RUN.
 #
-# A program that hangs is killed, and what its threads and its processes wait for is printed. Behind the name of each
-# test its time is printed, if the test program can do that; `./test.sh` lists the longest.
+# A program that hangs is killed, and what its threads and its processes wait for is printed. The time of each
+# test is printed after its name, if the test program can do that; `./test.sh` lists the longest.
 set -euo pipefail
 target=$(basename "$1")
 # Cargo appends a hash.

@@ -34,13 +34,13 @@ plant() {
     (cd /tmp/tree && find . -type f -exec sha256sum {} + > /tmp/sums)
 }
 
-# load NAME SECS: in the background, fio writes at depth 32 in four jobs and reads everything back; its status goes to
-# /tmp/fio.NAME.
+# load NAME TIMES: in the background, fio writes 96 MiB at depth 32 in four jobs and reads everything back, TIMES times;
+# its status goes to /tmp/fio.NAME. Once takes far longer than what happens meanwhile.
 load() {
     (
         fio --name=load --filename=/dev/inlock/vol --direct=1 --ioengine=io_uring --iodepth=32 --numjobs=4 --size=24m \
             --offset_increment=24m --rw=randwrite --bsrange=4k-64k --bs_unaligned=0 --blockalign=4k --verify=crc32c \
-            --verify_backlog=128 --verify_fatal=1 --randseed="$2" --loops="$2" --group_reporting > "/tmp/fio.$1" 2>&1
+            --verify_backlog=128 --verify_fatal=1 --randseed="${#1}" --loops="$2" --group_reporting > "/tmp/fio.$1" 2>&1
         echo "status $?" >> "/tmp/fio.$1"
     ) &
 }
@@ -89,7 +89,7 @@ for via in ublk nbd; do
     loaded "$via-fio"
 
     # The process is killed under load: the device awaits recovery, and continues with the new process.
-    load "$via-killed" 3
+    load "$via-killed" 1
     sleep 3
     runs_on "$via-killed"
     check "$via-kill" kill -9 "$(pid)"
@@ -104,7 +104,7 @@ for via in ublk nbd; do
     loaded "$via-killed"
 
     # Requests wait while the volume is suspended.
-    load "$via-suspended" 2
+    load "$via-suspended" 1
     sleep 2
     check "$via-suspend" inlock suspend vol
     sleep 2

@@ -29,7 +29,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, module circles, unsafe, lengths, wording
-  features [--tests]                     clippy over each crate with no feature, each alone, and all
+  features [--tests]                     check each crate with no feature, each alone, and all
   dependencies                           check that no dependency needs a newer Rust; cargo deny check
   public-api [--update]                  compare the public API of the libraries with docs/api
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %

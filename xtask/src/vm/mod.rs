@@ -11,6 +11,7 @@ mod qemu;
 mod report;
 mod script;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{self, File};
@@ -62,7 +63,9 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     }
     let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
     let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
-    let wanted: Vec<(&Script, usize)> = wanted.flat_map(rounds).collect();
+    let mut wanted: Vec<(&Script, usize)> = wanted.flat_map(rounds).collect();
+    // The longest come first, so that no machine runs alone in the end.
+    wanted.sort_by_key(|(script, _)| Reverse(script.seconds));
     let mut kernels = BTreeMap::<Flavour, Kernel>::new();
     for (script, _) in &wanted {
         if let Entry::Vacant(place) = kernels.entry(script.flavour) {

@@ -1,7 +1,8 @@
 //! Catching signals: at the passphrase prompt and while serving.
 //!
 //! Handlers are installed once, since removing one would race, and run a signal's default action unless it is caught. A
-//! signal that the parent set to be ignored stays ignored. A caught signal is stored and wakes the thread that polls.
+//! signal that the parent set to be ignored stays ignored, except where it is a request ([`Caught::hear`]). A caught
+//! signal is stored and wakes the thread that polls.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -64,13 +65,21 @@ fn install() -> io::Result<Handlers> {
     wake.set_nonblocking(true)?;
     sender.set_nonblocking(true)?;
     let ignored = ignored();
+    let handlers = Handlers { pass, last, wake, sender, catcher: Mutex::new(()) };
     for number in SIGNALS.map(Signal::as_raw).into_iter().filter(|number| !ignores(ignored, *number)) {
         // Handlers run in the order of registration.
-        flag::register_conditional_default(number, Arc::clone(&pass))?;
-        flag::register_usize(number, Arc::clone(&last), number as usize)?;
-        low_level::pipe::register(number, sender.try_clone()?)?;
+        flag::register_conditional_default(number, Arc::clone(&handlers.pass))?;
+        handlers.register(number)?;
     }
-    Ok(Handlers { pass, last, wake, sender, catcher: Mutex::new(()) })
+    Ok(handlers)
+}
+
+impl Handlers {
+    /// Stores the signal, and wakes the thread that polls.
+    fn register(&self, number: i32) -> io::Result<()> {
+        flag::register_usize(number, Arc::clone(&self.last), number as usize)?;
+        low_level::pipe::register(number, self.sender.try_clone()?).map(drop)
+    }
 }
 
 /// Returns the signals that the parent set to be ignored, as `nohup` does: signal 1 is bit 0.
@@ -85,6 +94,14 @@ fn ignores(mask: u64, number: i32) -> bool {
 }
 
 impl Caught {
+    /// Catches a signal even if the parent set it to be ignored, as `nohup` does: it asks for something here, and does
+    /// not terminate.
+    pub(crate) fn hear(&self, signal: Signal) -> io::Result<()> {
+        let number = signal.as_raw();
+        // A signal with a handler is not ignored.
+        if ignores(ignored(), number) { self.handlers.register(number) } else { Ok(()) }
+    }
+
     /// Returns the last signal since the last call.
     pub(crate) fn take(&self) -> Option<i32> {
         let mut drain = [0; 64];

@@ -93,6 +93,7 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     descriptors::raise_limit(DESCRIPTORS);
     background::protect_io();
     let caught = signals::catch()?;
+    caught.hear(Signal::HUP)?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let control = control::start(args.control.as_deref(), metrics, Arc::clone(&volumes))?;
     let listener = ExportListener::start(&listen, volumes.clone(), Limits::default(), tls).map_err(cannot_serve)?;

@@ -244,6 +244,23 @@ fn reload_adds_removes_and_limits() {
     assert!(many.stop().contains("0 volumes added, 1 removed, 1 changed"));
 }
 
+/// As `nohup` starts it. The signal asks for something here, however the server was started.
+#[test]
+fn signal_reloads_although_the_parent_ignores_it() {
+    let dir = Dir::new();
+    let image = dir.image("a", 1);
+    let raw = |name: &str| volume(name, &image, "type = \"raw\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_inlock")]);
+    let many = Many::start_by(shell, dir, &raw("a"), &[]);
+    for name in ["b", "c"] {
+        many.rewrite(&raw(name));
+        kill_process(Pid::from_child(&many.child), Signal::HUP).unwrap();
+        eventually("another volume is listed", || many.listed(name), |row| !row.is_null());
+    }
+    assert_eq!(many.stop().matches("1 volumes added, 1 removed, 0 changed").count(), 2);
+}
+
 #[test]
 fn bad_files_are_refused() {
     let dir = Dir::new();

@@ -17,16 +17,18 @@ use inlock_tests::random::Random;
 use super::super::Scene;
 use super::super::report::{Outcome, Report};
 use super::Judge;
-use combinations::{Combination, Group, groups, others};
+use combinations::{Combination, Group, Variants, groups, others};
 
 /// Unit of positions and lengths in the guest.
 const STEP: u64 = 64 << 10;
-/// Length of a combination in bytes, in a usual run and with `--full`.
-const EACH: (u64, u64) = (256 << 10, 16 << 20);
+/// Length of a combination in bytes, in a usual run and with `--full`. With an IV offset, sector numbers exceed 2^32 in
+/// the middle of the shorter one.
+const EACH: (u64, u64) = (64 << 10, 16 << 20);
 /// Length in bytes of a combination outside of the list.
 const EACH_OTHER: u64 = 64 << 10;
-/// Length of the long combination, aes-xts-plain64, in bytes.
-const LONG: u64 = 256 << 20;
+/// Length of the long combination, aes-xts-plain64, in bytes, in a usual run and with `--full`. Sector numbers exceed
+/// 2^16 in the middle of the shorter one.
+const LONG: (u64, u64) = (64 << 20, 256 << 20);
 /// Number of machines that share the combinations with `--full`.
 pub(super) const FULL_ROUNDS: usize = 8;
 /// Length of the pieces in which the host processes a combination.
@@ -64,7 +66,7 @@ impl Placed {
 }
 
 pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
-    let placed = if scene.full { place(EACH.1, scene.round, FULL_ROUNDS)? } else { place(EACH.0, 0, 1)? };
+    let placed = place(scene.full, scene.round)?;
     let (last, longest) = (placed.last().context("nothing to compare")?, placed.iter().map(Placed::len).max());
     let total = last.start + last.len();
     let longest = longest.unwrap_or_default();
@@ -101,14 +103,16 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
 
 /// Returns the groups of a round with their positions. The long one comes first, in the first round; the wrong one
 /// last, in each.
-fn place(each: u64, round: usize, rounds: usize) -> Result<Vec<Placed>> {
-    let mut long = groups(LONG)?;
+fn place(full: bool, round: usize) -> Result<Vec<Placed>> {
+    let (rounds, each, long, number) =
+        if full { (FULL_ROUNDS, EACH.1, LONG.1, Variants::All) } else { (1, EACH.0, LONG.0, Variants::Pairs) };
+    let mut long = groups(long)?;
     long.retain(|group| group.combinations[0].word == "aes-xts-plain64");
     let mut wrong = groups(EACH.0)?;
     wrong.retain(|group| group.combinations[0].word == "aes-cbc-plain64");
     ensure!(long.len() == 1 && wrong.len() == 1, "the list has not got both aes-xts-plain64 and aes-cbc-plain64");
     long[0].combinations.truncate(1);
-    let right = long.into_iter().chain(groups(each)?).chain(others(EACH_OTHER)?).enumerate();
+    let right = long.into_iter().chain(groups(each)?).chain(others(EACH_OTHER, number)?).enumerate();
     let right = right.filter(|(n, _)| n % rounds == round).map(|(_, group)| (group, false));
     let all = right.chain(wrong.into_iter().map(|group| (group, true)));
     let mut start = 0;
