@@ -1,7 +1,7 @@
 //! Both copies of a header, encoded. Every copy is written here.
 //!
-//! The content of a binary header is in its first sector. A sector is written whole or not at all, so a copy whose first
-//! sector is written last is never seen in part.
+//! The content of a binary header is in its first sector. A sector is written whole or not at all, so a copy whose
+//! first sector is written last is never seen in part.
 
 use super::HEADER;
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
