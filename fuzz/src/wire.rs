@@ -34,7 +34,7 @@ fn session(bytes: &[u8], piece: usize, security: Security) {
     let (mut used, mut arrived) = (0, 0);
     loop {
         out.clear();
-        let Ok((taken, step)) = handshake.advance(&export, &bytes[used..arrived], &mut out) else { return };
+        let Ok((taken, step)) = handshake.advance(&mut &export, &bytes[used..arrived], &mut out) else { return };
         assert!(taken <= arrived - used, "{taken} bytes used of {}", arrived - used);
         assert!(out.len() <= MOST_OUT, "an answer of {} bytes", out.len());
         used += taken;

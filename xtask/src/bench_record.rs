@@ -1,7 +1,7 @@
-//! `cargo xtask bench-record`: runs `inlock bench all` on a release build, and stores the results in `benches/record`.
+//! `cargo xtask bench-record`: runs `inlock bench all` on a release build, and records the results.
 //!
-//! Three files of one name: the results as JSON, the page, and the thresholds with the environment as Markdown. If a
-//! threshold is missed, the command fails after the record is written.
+//! The thresholds with the environment become Markdown in `benches/record`; all results as JSON, and the page, are left
+//! in the target directory. If a threshold is missed, the command fails after the record is written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,20 @@ use anyhow::{Context, Result, bail};
 use inlock_tests::process;
 use serde_json::Value;
 
+use crate::target_dir;
+
 /// Measures with the arguments of `inlock bench all`, and writes the record.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let inlock = process::inlock_path()?;
     let folder = root.join("benches/record");
     fs::create_dir_all(&folder)?;
     let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
-    let file = |suffix: &str| -> PathBuf { folder.join(format!("{date}-bench.{suffix}")) };
+    let results = target_dir(root).join("bench-record");
+    fs::create_dir_all(&results)?;
+    let file = |folder: &Path, suffix: &str| -> PathBuf { folder.join(format!("{date}-bench.{suffix}")) };
     let output = Command::new(&inlock)
         .args(["bench", "all", "--check", "--json", "--report"])
-        .arg(file("html"))
+        .arg(file(&results, "html"))
         .args(args)
         .stderr(Stdio::inherit())
         .output()
@@ -31,9 +35,9 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let commit = first_line(Command::new("git").current_dir(root).args(["rev-parse", "--short", "HEAD"]))
         .unwrap_or_else(|_| "unknown".to_owned());
     let command = format!("inlock bench all --check --json --report FILE {}", args.join(" "));
-    fs::write(file("json"), &output.stdout)?;
-    fs::write(file("md"), markdown(&told, &date, &commit, command.trim_end()))?;
-    println!("written to benches/record/{date}-bench.json, .html and .md");
+    fs::write(file(&results, "json"), &output.stdout)?;
+    fs::write(file(&folder, "md"), markdown(&told, &date, &commit, command.trim_end()))?;
+    println!("written to benches/record/{date}-bench.md; results in {}", results.display());
     Ok(if output.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask dependencies`: no dependency needs a newer Rust than the workspace, and `cargo deny check` passes.
+//! `cargo xtask dependencies`: no dependency needs a newer Rust than the workspace, every library can be packaged, and
+//! `cargo deny check` passes.
 //!
 //! The advisories are a repository on the network. Without a copy of it they are skipped, and so is cargo-deny as a
 //! whole if it is not installed; both are printed.
@@ -12,15 +13,45 @@ use inlock_tests::report::skipped;
 use serde_json::Value;
 
 use crate::metadata::metadata;
+use crate::target_dir;
 
-/// Runs both checks.
+/// Runs all checks.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
-    let newer = newer_than_workspace(&metadata(root, &["--all-features"])?)?;
+    let metadata = metadata(root, &["--all-features"])?;
+    let newer = newer_than_workspace(&metadata)?;
     for finding in &newer {
         println!("dependencies: {finding}");
     }
+    let packaged = package(root, &libraries(root, &metadata)?)?;
     let denied = !deny(root)?;
-    Ok(if newer.is_empty() && !denied { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if newer.is_empty() && packaged && !denied { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the names of the library crates: those of `crates/` except the one for tests.
+fn libraries(root: &Path, metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
+    let is_library = |package: &&Value| {
+        let path =
+            package["manifest_path"].as_str().is_some_and(|path| Path::new(path).starts_with(root.join("crates")));
+        let mut targets = package["targets"].as_array().into_iter().flatten();
+        let has_library =
+            targets.any(|target| target["kind"].as_array().is_some_and(|kinds| kinds.contains(&"lib".into())));
+        path && has_library && package["name"] != "inlock-testing"
+    };
+    Ok(packages.iter().filter(is_library).filter_map(|package| Some(package["name"].as_str()?.to_owned())).collect())
+}
+
+/// Packages crates without building them. Returns false if one cannot be packaged.
+fn package(root: &Path, names: &[String]) -> Result<bool> {
+    let mut command = program(env!("CARGO"));
+    command.current_dir(root).args(["package", "--no-verify", "--allow-dirty", "--exclude-lockfile", "--offline"]);
+    command.arg("--target-dir").arg(target_dir(root).join("packages"));
+    command.args(names.iter().flat_map(|name| ["--package", name]));
+    let ended = output(&mut command)?;
+    if !ended.status.success() {
+        println!("dependencies: a library cannot be packaged: {}", lossy(&ended.stderr));
+    }
+    Ok(ended.status.success())
 }
 
 /// Returns dependencies of the workspace that need a newer Rust than the oldest `rust-version` of a member.

@@ -1,10 +1,11 @@
-//! Connecting to a unix socket within a time limit: the one place that does it.
+//! Unix sockets: listening for the owner alone, and connecting within a time limit. The one place that does it.
 //!
 //! connect(2) waits without end for a process that is stopped or hangs, once its queue of clients is full.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,25 @@ pub fn unix(path: &Path, limit: Duration, waiting: impl FnOnce()) -> io::Result<
     // The file name alone may be too long; the descriptor of the socket has a short path.
     let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     connect(&name_of(&socket), limit, waiting)
+}
+
+/// Creates a socket at `path`, of at most 107 bytes, and listens. Only its owner has access, from before the first
+/// client can connect: clients read plaintext, or control the process.
+///
+/// # Errors
+///
+/// Those of the system calls. A path that this created is removed.
+pub fn listen(path: &Path, backlog: i32) -> io::Result<UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &address)?;
+    let made = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| Ok(rustix::net::listen(&socket, backlog)?));
+    if let Err(error) = made {
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(socket.into())
 }
 
 /// Whether a process listens at the path, also one that takes no client now. Does not wait.
@@ -107,7 +127,6 @@ fn name_of(fd: &OwnedFd) -> PathBuf {
 mod tests {
     use super::*;
     use std::cell::Cell;
-    use std::os::unix::net::UnixListener;
 
     /// Fills the queue of a listener that accepts nothing; returns the clients in it.
     fn fill(path: &Path) -> Vec<UnixStream> {

@@ -2,7 +2,8 @@
 
 use super::replay::Entry;
 use inlock_engine::Errno;
-use inlock_engine::store::asynchronous::{AsyncOperation, Pending};
+use inlock_engine::store::StoreOperation;
+use inlock_engine::store::asynchronous::Pending;
 use inlock_frontend::nbd::handshake::ReplyStyle;
 use inlock_frontend::nbd::protocol::{command, command_flag};
 use inlock_frontend::nbd::transmission::Command;
@@ -58,12 +59,12 @@ impl Job {
     /// Returns the job of an operation. `None`: the operation is unknown, and has failed.
     pub(crate) fn of(pending: Pending, deadline: Instant) -> Option<Self> {
         let (kind, offset, len) = match pending.operation() {
-            AsyncOperation::Read { offset, range, .. } => (Kind::Read, *offset, range.len() as u64),
-            AsyncOperation::Write { offset, range, durable, .. } => {
+            StoreOperation::Read { offset, range, .. } => (Kind::Read, *offset, range.len() as u64),
+            StoreOperation::Write { offset, range, durable, .. } => {
                 (Kind::Write { durable: *durable }, *offset, range.len() as u64)
             }
-            AsyncOperation::Sync => (Kind::Flush, 0, 0),
-            AsyncOperation::Discard { offset, len } => (Kind::Discard, *offset, *len),
+            StoreOperation::Sync => (Kind::Flush, 0, 0),
+            StoreOperation::Discard { offset, len } => (Kind::Discard, *offset, *len),
             _ => return None,
         };
         Some(Self::new(kind, Owner::Engine(pending), offset, len, deadline))
@@ -104,7 +105,7 @@ impl Job {
     pub(crate) fn payload(&self) -> &[u8] {
         match &self.owner {
             Owner::Engine(pending) => match pending.operation() {
-                AsyncOperation::Write { data, range, .. } => &data.bytes()[range.clone()][..self.len as usize],
+                StoreOperation::Write { data, range, .. } => &data.bytes()[range.clone()][..self.len as usize],
                 _ => &[],
             },
             Owner::Replay(entry) => &entry.data,
@@ -116,7 +117,7 @@ impl Job {
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         match &mut self.owner {
             Owner::Engine(pending) => match pending.operation_mut() {
-                AsyncOperation::Read { buffer, range, .. } => {
+                StoreOperation::Read { buffer, range, .. } => {
                     &mut buffer.data_mut()[range.clone()][..self.len as usize]
                 }
                 _ => &mut [],

@@ -6,7 +6,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::OpenError;
-use inlock_engine::store::asynchronous::{AsyncOperation, Pending};
+use inlock_engine::store::StoreOperation;
+use inlock_engine::store::asynchronous::Pending;
 use inlock_engine::{Buffer, Errno};
 use libloading::Library;
 use rustix::io::Errno as Number;
@@ -585,16 +586,16 @@ impl Operations {
         let pending = Pinned::new(pending);
         // SAFETY: the value lives, and nothing else has its address yet.
         let call = match unsafe { &mut *pending.0.as_ptr() }.operation_mut() {
-            AsyncOperation::Read { offset, buffer, range } => {
+            StoreOperation::Read { offset, buffer, range } => {
                 let memory = &mut buffer.data_mut()[range.clone()];
                 Call::Read(*offset, memory.as_mut_ptr().cast(), memory.len())
             }
-            AsyncOperation::Write { offset, data, range, .. } => {
+            StoreOperation::Write { offset, data, range, .. } => {
                 let memory = &data.bytes()[range.clone()];
                 Call::Write(*offset, memory.as_ptr().cast(), memory.len())
             }
-            AsyncOperation::Discard { .. } => Call::Discard(offset, len),
-            AsyncOperation::Sync => Call::Flush,
+            StoreOperation::Discard { .. } => Call::Discard(offset, len),
+            StoreOperation::Sync => Call::Flush,
             _ => return drop(pending.take()),
         };
         let number = {

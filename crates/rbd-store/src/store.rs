@@ -9,7 +9,8 @@ use crate::ffi::{Operations, is};
 use crate::name::RbdName;
 use crate::open::Opening;
 use crate::options::{ImageFacts, StoreOptions};
-use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
+use inlock_engine::store::StoreOperation;
+use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::store::gathered;
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -245,7 +246,7 @@ impl Shared {
     /// Ends an operation that librbd has completed up to byte `done` of the image.
     fn complete(&self, mut pending: Pending, done: u64, returned: i64) {
         let number = i32::try_from(returned.saturating_neg()).unwrap_or(0);
-        let is_change = !matches!(pending.operation(), AsyncOperation::Read { .. });
+        let is_change = !matches!(pending.operation(), StoreOperation::Read { .. });
         let is = |other: Number| number == other.raw_os_error();
         match () {
             () if is(Number::SHUTDOWN) => self.lose(REFUSED),
@@ -263,7 +264,7 @@ impl Shared {
         let size = self.size.load(Ordering::Acquire);
         let asked = pending.operation().transfer_len();
         match pending.operation_mut() {
-            AsyncOperation::Read { offset, buffer, range } => {
+            StoreOperation::Read { offset, buffer, range } => {
                 let Ok(read) = usize::try_from(returned) else { return pending.complete(Err(Errno::IO)) };
                 if read >= asked {
                     return pending.complete(Ok(read));
@@ -274,7 +275,7 @@ impl Shared {
                 buffer.data_mut()[range.clone()][read..end].fill(0);
                 pending.complete(Ok(end));
             }
-            AsyncOperation::Discard { offset, len } => {
+            StoreOperation::Discard { offset, len } => {
                 let left = offset.saturating_add(*len).saturating_sub(done);
                 if left > 0 {
                     self.operations.start(pending, done, left.min(MAX_DISCARD));
@@ -388,13 +389,13 @@ impl AsyncStore for RbdStore {
         }
         let size = shared.size.load(Ordering::Acquire);
         let (offset, len) = match pending.operation() {
-            AsyncOperation::Read { offset, range, .. } | AsyncOperation::Write { offset, range, .. } => {
+            StoreOperation::Read { offset, range, .. } | StoreOperation::Write { offset, range, .. } => {
                 (*offset, range.len() as u64)
             }
-            AsyncOperation::Discard { offset, len } => (*offset, *len),
+            StoreOperation::Discard { offset, len } => (*offset, *len),
             _ => (0, 0),
         };
-        let is_read = matches!(pending.operation(), AsyncOperation::Read { .. });
+        let is_read = matches!(pending.operation(), StoreOperation::Read { .. });
         match offset.checked_add(len) {
             // As at the end of a file.
             _ if is_read && offset >= size => return pending.complete(Ok(0)),

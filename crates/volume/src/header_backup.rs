@@ -8,9 +8,9 @@
 
 use crate::error::{BackupError, LoadError, RestoreError};
 use crate::header_device::{HeaderDevice, MemoryDevice};
-use crate::luks2::Luks2;
 use crate::luks2::binary_header::Copy;
 use crate::luks2::wipe::wipe_old_headers;
+use crate::luks2::{Copies, Luks2};
 use crate::volume::Volume;
 
 /// Maximum length of a backup, in bytes: two LUKS2 headers of 4 MiB and 128 MiB of keyslot areas.
@@ -134,16 +134,9 @@ impl HeaderBackup {
             Volume::Luks2(luks2) if self.has_same_areas(device, luks2)? => self.write_copies(device, luks2)?,
             Volume::Luks2(luks2) => {
                 wipe_old_headers(device, self.bytes.len() as u64)?;
-                let size = luks2.header().hdr_size as usize;
-                // Everything but the first sector of each copy, without which it is none.
-                for (start, end) in [(SECTOR, size), (size + SECTOR, self.bytes.len())] {
-                    device.write_all_at(&self.bytes[start..end], start as u64)?;
-                }
-                device.sync()?;
-                for start in [0, size] {
-                    device.write_all_at(&self.bytes[start..start + SECTOR], start as u64)?;
-                    device.sync()?;
-                }
+                let areas = 2 * luks2.header().hdr_size;
+                device.write_all_at(&self.bytes[areas as usize..], areas)?;
+                self.copies(luks2).create(device)?;
             }
             Volume::Luks1(_) => {
                 // The backup ends at a multiple of 4096 bytes, and the payload may begin before that.
@@ -173,13 +166,13 @@ impl HeaderBackup {
     /// Writes the copies only: first the one that was not trusted on the device.
     fn write_copies(&self, device: &dyn HeaderDevice, luks2: &Luks2) -> Result<(), RestoreError> {
         let trusted = Luks2::load(device).map_or(Copy::Primary, |old| old.trusted_copy());
-        let size = luks2.header().hdr_size as usize;
-        for copy in [trusted.other(), trusted] {
-            let start = luks2.header().offset(copy) as usize;
-            device.write_all_at(&self.bytes[start..start + size], start as u64)?;
-            device.sync()?;
-        }
-        Ok(())
+        let copies = self.copies(luks2);
+        copies.write(device, trusted.other())?;
+        Ok(copies.write(device, trusted)?)
+    }
+
+    fn copies(&self, luks2: &Luks2) -> Copies<'_> {
+        Copies::at_start_of(&self.bytes, luks2.header().hdr_size)
     }
 }
 

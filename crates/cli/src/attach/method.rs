@@ -1,12 +1,11 @@
 //! Methods of attaching a volume, and the choice among them.
 
-use rustix::fs::{Access, access};
+use std::sync::Arc;
 
-use super::drivers::{fuse::loop_device, nbd, ublk};
+use inlock_engine::Device;
+
+use super::attachment::{AttachOptions, Attachment, Driver, USE_SERVE};
 use crate::error::{CliError, Status};
-
-/// Hint if no method works.
-pub(super) const USE_SERVE: &str = "use `inlock serve SOURCE --nbd unix:PATH`; it needs no kernel driver";
 
 /// How a volume is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,33 +49,35 @@ impl AttachMethod {
         matches!(self, Self::Ublk | Self::Nbd)
     }
 
+    /// Returns its driver, or why this build has none. Nothing else depends on the features.
+    pub(super) fn driver(self) -> Result<&'static dyn Driver, &'static str> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Self::Ublk => Ok(&super::ublk::Ublk),
+            #[cfg(not(feature = "ublk"))]
+            Self::Ublk => Err("inlock was built without the feature 'ublk'"),
+            Self::Nbd => Ok(&super::nbd::Nbd),
+            #[cfg(feature = "fuse")]
+            Self::Loop => Ok(&super::file::Loop),
+            #[cfg(feature = "fuse")]
+            Self::Fuse => Ok(&super::file::Fuse),
+            #[cfg(not(feature = "fuse"))]
+            Self::Loop | Self::Fuse => Err("inlock was built without the feature 'fuse'"),
+        }
+    }
+
+    /// Attaches `device`, or recovers a device for it.
+    pub(crate) fn attach(
+        self,
+        device: &Arc<Device>,
+        options: &AttachOptions<'_>,
+    ) -> anyhow::Result<Box<dyn Attachment>> {
+        self.driver().map_err(anyhow::Error::msg)?.attach(device, options)
+    }
+
     /// Returns the reason why it cannot work here, as far as it is known before trying.
     fn missing(self) -> Option<String> {
-        let fuse = || match access("/dev/fuse", Access::READ_OK | Access::WRITE_OK) {
-            Ok(()) => None,
-            Err(rustix::io::Errno::NOENT) => Some("/dev/fuse is missing (modprobe fuse)".to_owned()),
-            Err(error) => Some(format!("/dev/fuse cannot be opened: {error}")),
-        };
-        let without = |feature: &str| Some(format!("inlock was built without the feature '{feature}'"));
-        match self {
-            Self::Fuse | Self::Loop if !cfg!(feature = "fuse") => without("fuse"),
-            Self::Ublk if !cfg!(feature = "ublk") => without("ublk"),
-            Self::Fuse => fuse(),
-            Self::Ublk if !ublk::is_available() => Some("/dev/ublk-control is missing (modprobe ublk_drv)".to_owned()),
-            Self::Ublk => match access("/dev/ublk-control", Access::READ_OK | Access::WRITE_OK) {
-                Ok(()) => None,
-                Err(error) => Some(format!("/dev/ublk-control cannot be opened: {error}")),
-            },
-            Self::Nbd if !nbd::is_available() => Some("the kernel's nbd is missing (modprobe nbd)".to_owned()),
-            Self::Nbd | Self::Loop if !rustix::process::geteuid().is_root() => {
-                Some("only root can make block devices".to_owned())
-            }
-            Self::Nbd => None,
-            Self::Loop if !loop_device::is_available() => {
-                Some("/dev/loop-control is missing (modprobe loop)".to_owned())
-            }
-            Self::Loop => fuse(),
-        }
+        self.driver().map_or_else(|missing| Some(missing.to_owned()), Driver::missing)
     }
 }
 

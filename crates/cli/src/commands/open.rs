@@ -206,7 +206,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
         ..RuntimeInfo::new(claim.name(), info, &device)
     };
     announce(&mut claim, &info)?;
-    let attachment = Attachment::attach(method, &device, &options)?;
+    let attachment = method.attach(&device, &options)?;
     // From here on every failure detaches it, or keeps its state file as long as it is attached.
     let open = Arc::new(OpenVolume::new(attachment, method, access.allow_discards));
     let last = Arc::clone(&open);
@@ -265,7 +265,7 @@ fn check_engine(engine: Option<EngineOptions>, method: AttachMethod) -> anyhow::
     ))
 }
 
-fn worker_failed(attachment: &Attachment) -> anyhow::Error {
+fn worker_failed(attachment: &dyn Attachment) -> anyhow::Error {
     let node = attachment.node().display();
     let message = format!("A worker of {node} failed; I/O waits until the volume is reopened.");
     let hint = "run `inlock open` with the same name and options".to_owned();
@@ -289,7 +289,7 @@ struct OpenVolume {
 }
 
 struct State {
-    attachment: Attachment,
+    attachment: Box<dyn Attachment>,
     /// Outcome of detaching.
     outcome: Option<anyhow::Result<()>>,
     is_detached: bool,
@@ -305,7 +305,7 @@ impl Drop for State {
 }
 
 impl OpenVolume {
-    fn new(attachment: Attachment, method: AttachMethod, discards: bool) -> Self {
+    fn new(attachment: Box<dyn Attachment>, method: AttachMethod, discards: bool) -> Self {
         let state = Mutex::new(State { attachment, outcome: None, is_detached: false });
         Self { discards, method, deferred: AtomicBool::new(false), state }
     }
@@ -326,7 +326,7 @@ impl OpenVolume {
                 let held = state.detach(self.is_deferred());
                 // Another process can recover it. If it is just in use, the loop continues.
                 if held.is_err() && state.attachment.needs_recovery() {
-                    return Err(worker_failed(&state.attachment));
+                    return Err(worker_failed(&*state.attachment));
                 }
             }
             if let Some(outcome) = state.outcome.take() {
@@ -397,7 +397,7 @@ impl ControlHooks for Arc<OpenVolume> {
 
     fn cancel_deferred(&self) -> anyhow::Result<()> {
         let state = self.state();
-        if matches!(state.attachment, Attachment::Loop(..)) && self.is_deferred() {
+        if self.method == AttachMethod::Loop && self.is_deferred() {
             return Err(CliError::refused(
                 format!("{} detaches when its last user closes it.", state.attachment.node().display()),
                 "close the volume, and open it with --via nbd or --via ublk",

@@ -3,7 +3,6 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -11,8 +10,7 @@ use inlock_frontend::connect;
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
 /// Listens at `path`, which only its owner can use. Creates or replaces the path when clients can connect.
@@ -21,20 +19,13 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     // Under a short name first: the path of a socket has at most 107 bytes.
     let new = dir.join(format!("~{}", std::process::id()));
     let (short, _dir) = connect::short_path(dir, &new)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, socket_flags(), None)?;
     let _ = std::fs::remove_file(&new);
-    rustix::net::bind(&socket, &SocketAddrUnix::new(&*short)?)?;
-    let made = std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))
-        .and_then(|()| Ok(rustix::net::listen(&socket, 64)?))
-        .and_then(|()| std::fs::rename(&new, path));
-    if made.is_err() {
+    let socket = connect::listen(&short, 64)?;
+    if let Err(error) = socket.set_nonblocking(true).and_then(|()| std::fs::rename(&new, path)) {
         let _ = std::fs::remove_file(&new);
+        return Err(error);
     }
-    made.map(|()| socket.into())
-}
-
-fn socket_flags() -> SocketFlags {
-    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
+    Ok(socket)
 }
 
 /// Sends `line`, which ends in a newline, with `fd`.
@@ -78,6 +69,7 @@ pub(crate) fn receive(socket: impl AsFd, room: &mut [u8]) -> io::Result<(usize, 
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn line_and_descriptor_arrive_together() {

@@ -14,7 +14,7 @@ use crate::buffer::Buffer;
 use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::store::file::IoMode;
-use crate::store::{BackingStore, read_range, write_range};
+use crate::store::{BackingStore, StoreOperation};
 pub use busy_poll::BusyPoll;
 use busy_poll::Polling;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
@@ -88,41 +88,14 @@ pub const MAX_WRITE_SEGMENTS: usize = 64;
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum Operation {
-    /// Read into `buffer.data()[range]` from byte `offset` of a store. May transfer less.
-    Read {
-        /// Position in the store, in bytes.
-        offset: u64,
-        /// Buffer to read into.
-        buffer: Buffer,
-        /// Range of the buffer's data.
-        range: Range<usize>,
-    },
-    /// Write `range` of the ciphertext at byte `offset` of a store. May transfer less.
-    Write {
-        /// Position in the store, in bytes.
-        offset: u64,
-        /// Ciphertext to write from.
-        data: Ciphertext,
-        /// Range of `data` to write.
-        range: Range<usize>,
-        /// Force unit access.
-        durable: bool,
-    },
+    /// Operation of a store.
+    Store(StoreOperation),
     /// Write the segments one after the other from byte `offset` of a store. May transfer less.
     Writev {
         /// Position in the store, in bytes.
         offset: u64,
         /// Segments in order.
         segments: Vec<WriteSegment>,
-    },
-    /// Put completed writes on stable storage.
-    Sync,
-    /// Deallocate storage.
-    Discard {
-        /// First byte.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
     },
     /// Receive into `buffer.data()[range]`: the available bytes (0: the peer has shut down), or the whole range with
     /// `all`.
@@ -182,6 +155,23 @@ pub enum Returned {
     Outgoing(Outgoing),
 }
 
+impl From<StoreOperation> for Operation {
+    fn from(operation: StoreOperation) -> Self {
+        Self::Store(operation)
+    }
+}
+
+impl From<StoreOperation> for Returned {
+    /// Returns the memory of the operation.
+    fn from(operation: StoreOperation) -> Self {
+        match operation {
+            StoreOperation::Read { buffer, .. } => Self::Buffer(buffer),
+            StoreOperation::Write { data, .. } => Self::Ciphertext(data),
+            StoreOperation::Sync | StoreOperation::Discard { .. } => Self::Nothing,
+        }
+    }
+}
+
 impl Operation {
     /// Executes a store operation on the calling thread. Blocks.
     pub(crate) fn execute(mut self, store: &dyn BackingStore) -> (Result<usize, Errno>, Returned) {
@@ -191,15 +181,12 @@ impl Operation {
 
     fn execute_step(&mut self, store: &dyn BackingStore) -> Result<usize, Errno> {
         match self {
-            Self::Read { offset, buffer, range } => read_range(store, buffer, range, *offset),
-            Self::Write { offset, data, range, durable } => write_range(store, data, range, *offset, *durable),
+            Self::Store(operation) => operation.execute(store),
             Self::Writev { offset, segments } => {
                 let mut slices = [IoSlice::new(&[]); MAX_WRITE_SEGMENTS];
                 slices.iter_mut().zip(&*segments).for_each(|(slice, segment)| *slice = IoSlice::new(segment.bytes()));
                 store.write_vectored_at(&slices[..segments.len().min(MAX_WRITE_SEGMENTS)], *offset)
             }
-            Self::Sync => store.sync().map(|()| 0),
-            Self::Discard { offset, len } => store.discard(*offset, *len).map(|()| 0),
             Self::Receive { .. } | Self::Send(_) | Self::Ublk(_) => Err(Errno::NOTSOCK),
         }
     }
@@ -207,9 +194,9 @@ impl Operation {
     /// Returns the byte behind the last one that it writes to a store, and 0 for a sync.
     pub(crate) fn write_end(&self) -> Option<u64> {
         let (offset, len) = match self {
-            Self::Write { offset, range, .. } => (*offset, range.len()),
+            Self::Store(StoreOperation::Write { offset, range, .. }) => (*offset, range.len()),
             Self::Writev { offset, segments } => (*offset, segments.iter().map(|segment| segment.bytes().len()).sum()),
-            Self::Sync => (0, 0),
+            Self::Store(StoreOperation::Sync) => (0, 0),
             _ => return None,
         };
         Some(offset.saturating_add(len as u64))
@@ -218,17 +205,16 @@ impl Operation {
     /// Returns whether a store carries the operation out.
     fn is_on_store(&self) -> bool {
         match self {
-            Self::Read { .. } | Self::Write { .. } | Self::Writev { .. } | Self::Sync | Self::Discard { .. } => true,
+            Self::Store(_) | Self::Writev { .. } => true,
             Self::Receive { .. } | Self::Send(_) | Self::Ublk(_) => false,
         }
     }
 
     fn into_returned(self) -> Returned {
         match self {
-            Self::Read { buffer, .. } | Self::Receive { buffer, .. } => Returned::Buffer(buffer),
-            Self::Write { data, .. } => Returned::Ciphertext(data),
+            Self::Store(operation) => operation.into(),
             Self::Writev { segments, .. } => Returned::Segments(segments),
-            Self::Sync | Self::Discard { .. } => Returned::Nothing,
+            Self::Receive { buffer, .. } => Returned::Buffer(buffer),
             Self::Send(outgoing) => Returned::Outgoing(outgoing),
             Self::Ublk(UblkCommand { bytes: UblkBytes::Copied(buffer), .. }) => Returned::Buffer(buffer),
             Self::Ublk(UblkCommand { bytes: UblkBytes::Fetched(_), .. }) => Returned::Nothing,
@@ -560,7 +546,8 @@ impl Ring {
     }
 
     /// Queues an operation for the next turn. On a closed file it completes with `BADF`.
-    pub fn submit(&mut self, file: FileId, operation: Operation, token: Token) {
+    pub fn submit(&mut self, file: FileId, operation: impl Into<Operation>, token: Token) {
+        let operation = operation.into();
         match &mut self.backend {
             Backend::Uring(uring) => uring.submit(&mut self.files, file, operation, token),
             Backend::Sync(sync) => sync.submit(&mut self.files, file, operation, token),

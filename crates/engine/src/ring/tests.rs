@@ -8,7 +8,7 @@ use crate::buffer::{Buffer, HEADROOM};
 use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::store::file::FileStore;
-use crate::store::{BackingStore, Geometry};
+use crate::store::{BackingStore, Geometry, StoreOperation};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -247,7 +247,7 @@ fn dropping_a_ring_waits_for_its_stores_without_spinning() {
     let store: Arc<dyn BackingStore> = Arc::new(Pipe(OwnedFd::from(slow).into()));
     let mut ring = Ring::new(IoMode::Uring).unwrap();
     let file = ring.add_store(&store).unwrap();
-    ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(1));
+    ring.submit(file, StoreOperation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(1));
     ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
     // A wake that comes too late to be read, as a message may.
     ring.waker().wake();
@@ -282,7 +282,7 @@ fn finish_waits_until_the_kernel_has_given_back_every_buffer() {
     let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(image, IoMode::Uring).unwrap());
     let file = ring.add_store(&store).unwrap();
     for number in 0..64 {
-        let operation = Operation::Read { offset: number * 4096, buffer: Buffer::new(4096), range: 0..4096 };
+        let operation = StoreOperation::Read { offset: number * 4096, buffer: Buffer::new(4096), range: 0..4096 };
         ring.submit(file, operation, Token(1 + number));
     }
     ring.submit_now();
@@ -304,7 +304,7 @@ fn more_operations_than_the_queue_holds() {
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
         let file = ring.add_store(&store).unwrap();
         for number in 0..1000 {
-            let operation = Operation::Read { offset: number * 512, buffer: Buffer::new(512), range: 0..512 };
+            let operation = StoreOperation::Read { offset: number * 512, buffer: Buffer::new(512), range: 0..512 };
             ring.submit(file, operation, Token(number));
         }
         let mut seen = [false; 1000];
@@ -423,7 +423,7 @@ fn completed_store_operation_does_not_hide_sockets_and_wakes() {
     file.set_len(4096).unwrap();
     let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
     let file = ring.add_store(&store).unwrap();
-    ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(2));
+    ring.submit(file, StoreOperation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(2));
     ours.write_all(b"a").unwrap();
     ring.waker().wake();
     let mut done = VecDeque::new();
@@ -458,7 +458,7 @@ fn wait_for_a_store_does_not_poll() {
     let file = ring.add_store(&store).unwrap();
     for (in_flight, has_missed) in [(true, false), (false, true)] {
         if in_flight {
-            let read = Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 };
+            let read = StoreOperation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 };
             ring.submit(file, read, Token(1));
         }
         ring.polling.add_moved(28);
@@ -598,7 +598,8 @@ fn finish_returns_what_has_completed_without_a_turn() {
         file.set_len(4096).unwrap();
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Auto).unwrap());
         let file = ring.add_store(&store).unwrap();
-        let read = |number| (Operation::Read { offset: 0, buffer: Buffer::new(512), range: 0..512 }, Token(number));
+        let read =
+            |number| (StoreOperation::Read { offset: 0, buffer: Buffer::new(512), range: 0..512 }, Token(number));
         (0..3).map(read).for_each(|(operation, token)| ring.submit(file, operation, token));
         let mut tokens: Vec<u64> = ring.finish().into_iter().map(|done| done.token.0).collect();
         tokens.sort_unstable();
@@ -617,12 +618,12 @@ fn discard_clears_its_range_and_nothing_else() {
                 Arc::new(FileStore::new(image.try_clone().unwrap(), IoMode::Auto).unwrap());
             let file = ring.add_store(&store).unwrap();
             ring.files.get(file).unwrap().discards = as_command;
-            ring.submit(file, Operation::Discard { offset: 4096, len: 8192 }, Token(1));
+            ring.submit(file, StoreOperation::Discard { offset: 4096, len: 8192 }, Token(1));
             assert_eq!(next(&mut ring).result, Ok(0));
             let mut found = vec![1; 16 * 4096];
             image.read_exact_at(&mut found, 0).unwrap();
             assert!(found.iter().enumerate().all(|(at, byte)| (*byte == 0) == (4096..12288).contains(&at)));
-            ring.submit(file, Operation::Discard { offset: 15 * 4096, len: 8192 }, Token(2));
+            ring.submit(file, StoreOperation::Discard { offset: 15 * 4096, len: 8192 }, Token(2));
             assert_eq!(next(&mut ring).result, Ok(0));
             assert_eq!(image.metadata().unwrap().len(), 16 * 4096, "the file keeps its length");
         });
@@ -638,7 +639,7 @@ fn discard_that_the_file_refuses_fails() {
     let file = ring.add_store(&store).unwrap();
     for as_command in [true, false] {
         ring.files.get(file).unwrap().discards = as_command;
-        ring.submit(file, Operation::Discard { offset: 0, len: 4096 }, Token(1));
+        ring.submit(file, StoreOperation::Discard { offset: 0, len: 4096 }, Token(1));
         assert_eq!(next(&mut ring).result, Err(Errno::OPNOTSUPP));
     }
 }

@@ -10,6 +10,7 @@ use super::{Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCo
 use crate::errno::Errno;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::{Call, Fault, decide};
+use crate::store::StoreOperation;
 use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::VecDeque;
@@ -229,7 +230,7 @@ impl Uring {
             true => (entry.file.index as RawFd, squeue::Flags::FIXED_FILE),
             false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
         };
-        entry.as_command = held.discards && matches!(entry.operation, Operation::Discard { .. });
+        entry.as_command = held.discards && matches!(entry.operation, Operation::Store(StoreOperation::Discard { .. }));
         #[cfg(feature = "fault-injection")]
         entry.inject(held);
         let sqe = entry.describe(types::Fd(fd)).flags(flags).user_data(u64::from(index));
@@ -390,9 +391,9 @@ impl Uring {
         let again = match (&result, &entry.operation) {
             // A ublk result must not be committed twice, and the error of a sync may be the only report of a lost
             // write.
-            (_, Operation::Ublk(_) | Operation::Sync) => false,
+            (_, Operation::Ublk(_) | Operation::Store(StoreOperation::Sync)) => false,
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
-            (Err(Errno::OPNOTSUPP), Operation::Discard { .. }) if entry.as_command => {
+            (Err(Errno::OPNOTSUPP), Operation::Store(StoreOperation::Discard { .. })) if entry.as_command => {
                 // The device does not support discards, or the kernel does not know the command. The older way to
                 // discard fails too in the first case, except on a device that zeroes what it deallocates.
                 if let Some(held) = files.get(entry.file) {
@@ -495,16 +496,17 @@ impl Entry {
     /// Applies the injector's decision to an operation on a store; may shorten the operation.
     fn inject(&mut self, held: &Held) {
         let call = match &self.operation {
-            Operation::Read { .. } => Call::Read,
-            Operation::Write { durable, .. } => Call::Write { durable: *durable },
+            Operation::Store(StoreOperation::Read { .. }) => Call::Read,
+            Operation::Store(StoreOperation::Write { durable, .. }) => Call::Write { durable: *durable },
             Operation::Writev { .. } => Call::Write { durable: false },
-            Operation::Sync => Call::Sync,
-            Operation::Discard { .. } => Call::Discard,
+            Operation::Store(StoreOperation::Sync) => Call::Sync,
+            Operation::Store(StoreOperation::Discard { .. }) => Call::Discard,
             _ => return,
         };
         self.fault = decide(held.descriptor.as_fd().as_raw_fd(), call);
-        if let (Some(Fault::Short), Operation::Read { range, .. } | Operation::Write { range, .. }) =
-            (self.fault, &mut self.operation)
+        if self.fault == Some(Fault::Short)
+            && let Operation::Store(StoreOperation::Read { range, .. } | StoreOperation::Write { range, .. }) =
+                &mut self.operation
         {
             range.end = range.start + range.len().div_ceil(2);
         }
@@ -514,15 +516,7 @@ impl Entry {
 impl Entry {
     fn describe(&mut self, fd: types::Fd) -> squeue::Entry {
         match &mut self.operation {
-            Operation::Read { offset, buffer, range } => {
-                let into = &mut buffer.data_mut()[range.clone()];
-                opcode::Read::new(fd, into.as_mut_ptr(), into.len() as u32).offset(*offset).build()
-            }
-            Operation::Write { offset, data, range, durable } => {
-                let from = &data.bytes()[range.clone()];
-                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
-            }
+            Operation::Store(operation) => describe_store(operation, fd, self.as_command),
             Operation::Writev { offset, segments } => {
                 let vectors = self.vectors.as_mut().expect("a write of several segments is made with its vectors");
                 vectors.point_to(segments.iter().map(|segment| segment.bytes()), 0);
@@ -533,16 +527,6 @@ impl Entry {
                 opcode::Writev::new(fd, vectors.segments.as_ptr(), vectors.segments.len() as u32)
                     .offset(*offset)
                     .build()
-            }
-            Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            Operation::Discard { offset, len } if self.as_command => {
-                let mut payload = [0; 16];
-                payload[..8].copy_from_slice(&len.to_ne_bytes());
-                opcode::UringCmd16::new(fd, RING_DISCARD).addr(Some(*offset)).cmd(payload).build()
-            }
-            Operation::Discard { offset, len } => {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
             }
             Operation::Receive { buffer, range, all } => {
                 let into = &mut buffer.data_mut()[range.start + self.progress..range.end];
@@ -569,6 +553,31 @@ impl Entry {
                     .flags((libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32)
                     .build()
             }
+        }
+    }
+}
+
+/// Describes an operation of a store; `as_command`: a discard is a block device command.
+fn describe_store(operation: &mut StoreOperation, fd: types::Fd, as_command: bool) -> squeue::Entry {
+    match operation {
+        StoreOperation::Read { offset, buffer, range } => {
+            let into = &mut buffer.data_mut()[range.clone()];
+            opcode::Read::new(fd, into.as_mut_ptr(), into.len() as u32).offset(*offset).build()
+        }
+        StoreOperation::Write { offset, data, range, durable } => {
+            let from = &data.bytes()[range.clone()];
+            let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+            opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
+        }
+        StoreOperation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        StoreOperation::Discard { offset, len } if as_command => {
+            let mut payload = [0; 16];
+            payload[..8].copy_from_slice(&len.to_ne_bytes());
+            opcode::UringCmd16::new(fd, RING_DISCARD).addr(Some(*offset)).cmd(payload).build()
+        }
+        StoreOperation::Discard { offset, len } => {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
         }
     }
 }

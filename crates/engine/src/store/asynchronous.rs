@@ -6,53 +6,8 @@
 use crate::buffer::Buffer;
 use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
-use std::ops::Range;
+use crate::store::StoreOperation;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-
-/// Operation with the memory that it needs.
-#[non_exhaustive]
-#[derive(Debug)]
-pub enum AsyncOperation {
-    /// Read into `buffer.data()[range]` from byte `offset`. May transfer less.
-    Read {
-        /// Position in the store, in bytes.
-        offset: u64,
-        /// Buffer to read into.
-        buffer: Buffer,
-        /// Range of the buffer's data.
-        range: Range<usize>,
-    },
-    /// Write `range` of the ciphertext at byte `offset`. May transfer less.
-    Write {
-        /// Position in the store, in bytes.
-        offset: u64,
-        /// Ciphertext to write from.
-        data: Ciphertext,
-        /// Range of `data` to write.
-        range: Range<usize>,
-        /// Force unit access; only of a store with [`crate::StoreProfile::has_native_fua`].
-        durable: bool,
-    },
-    /// Put completed writes on stable storage.
-    Sync,
-    /// Deallocate storage.
-    Discard {
-        /// First byte.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-}
-
-impl AsyncOperation {
-    /// Returns the number of bytes that the operation transfers.
-    pub fn transfer_len(&self) -> usize {
-        match self {
-            Self::Read { range, .. } | Self::Write { range, .. } => range.len(),
-            Self::Sync | Self::Discard { .. } => 0,
-        }
-    }
-}
 
 /// Store that completes operations later.
 ///
@@ -69,29 +24,29 @@ pub trait AsyncStore: Send + Sync {
 /// Receiver of completed operations.
 pub(crate) trait Completed: Send + Sync {
     /// Takes an operation that has ended: the number of bytes transferred, or the error.
-    fn completed(&self, token: u64, result: Result<usize, Errno>, operation: AsyncOperation);
+    fn completed(&self, token: u64, result: Result<usize, Errno>, operation: StoreOperation);
 }
 
 /// Operation that has started. Dropping it fails it with `EIO`.
 pub struct Pending {
-    operation: Option<AsyncOperation>,
+    operation: Option<StoreOperation>,
     token: u64,
     receiver: Arc<dyn Completed>,
 }
 
 impl Pending {
     /// Returns an operation whose end `receiver` is told under `token`.
-    pub(crate) fn new(operation: AsyncOperation, token: u64, receiver: Arc<dyn Completed>) -> Self {
+    pub(crate) fn new(operation: StoreOperation, token: u64, receiver: Arc<dyn Completed>) -> Self {
         Self { operation: Some(operation), token, receiver }
     }
 
     /// Returns the operation, whose memory the store writes from.
-    pub fn operation(&self) -> &AsyncOperation {
+    pub fn operation(&self) -> &StoreOperation {
         self.operation.as_ref().expect("an operation is there until it completes")
     }
 
     /// Returns the operation, whose memory the store reads into.
-    pub fn operation_mut(&mut self) -> &mut AsyncOperation {
+    pub fn operation_mut(&mut self) -> &mut StoreOperation {
         self.operation.as_mut().expect("an operation is there until it completes")
     }
 
@@ -105,16 +60,16 @@ impl Pending {
     /// memory, which the store keeps until then. The engine gets other memory of the same length back.
     pub fn fail_and_keep_memory(mut self) -> Option<Buffer> {
         let kept = match self.operation_mut() {
-            AsyncOperation::Read { buffer, .. } => {
+            StoreOperation::Read { buffer, .. } => {
                 let other = Buffer::new(buffer.capacity());
                 Some(std::mem::replace(buffer, other))
             }
-            AsyncOperation::Write { data, .. } => {
+            StoreOperation::Write { data, .. } => {
                 // Never written: the operation has failed.
                 let other = Ciphertext::encrypted(Buffer::new(data.bytes().len()));
                 Some(std::mem::replace(data, other).into_buffer())
             }
-            AsyncOperation::Sync | AsyncOperation::Discard { .. } => None,
+            StoreOperation::Sync | StoreOperation::Discard { .. } => None,
         };
         self.end(Err(Errno::IO));
         kept
@@ -144,19 +99,19 @@ impl std::fmt::Debug for Pending {
 /// A blocked caller.
 #[derive(Default)]
 struct Caller {
-    ended: Mutex<Option<(Result<usize, Errno>, AsyncOperation)>>,
+    ended: Mutex<Option<(Result<usize, Errno>, StoreOperation)>>,
     changed: Condvar,
 }
 
 impl Completed for Caller {
-    fn completed(&self, _token: u64, result: Result<usize, Errno>, operation: AsyncOperation) {
+    fn completed(&self, _token: u64, result: Result<usize, Errno>, operation: StoreOperation) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some((result, operation));
         self.changed.notify_one();
     }
 }
 
 /// Carries out an operation and returns it with its result. Blocks.
-pub fn call(store: &dyn AsyncStore, operation: AsyncOperation) -> (Result<usize, Errno>, AsyncOperation) {
+pub fn call(store: &dyn AsyncStore, operation: StoreOperation) -> (Result<usize, Errno>, StoreOperation) {
     let caller = Arc::new(Caller::default());
     store.start(Pending::new(operation, 0, Arc::clone(&caller) as _));
     let mut ended = caller.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,9 +130,9 @@ pub fn call(store: &dyn AsyncStore, operation: AsyncOperation) -> (Result<usize,
 /// The error of the store.
 pub fn read_at(store: &dyn AsyncStore, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let range = 0..data.len();
-    let (result, operation) = call(store, AsyncOperation::Read { offset, buffer: Buffer::new(data.len()), range });
+    let (result, operation) = call(store, StoreOperation::Read { offset, buffer: Buffer::new(data.len()), range });
     let len = result?.min(data.len());
-    if let AsyncOperation::Read { buffer, .. } = operation {
+    if let StoreOperation::Read { buffer, .. } = operation {
         data[..len].copy_from_slice(&buffer.data()[..len]);
     }
     Ok(len)
@@ -192,7 +147,7 @@ pub fn write_at(store: &dyn AsyncStore, data: &[u8], offset: u64, durable: bool)
     let mut buffer = Buffer::new(data.len());
     buffer.data_mut()[..data.len()].copy_from_slice(data);
     let (data, range) = (Ciphertext::encrypted(buffer), 0..data.len());
-    call(store, AsyncOperation::Write { offset, data, range, durable }).0
+    call(store, StoreOperation::Write { offset, data, range, durable }).0
 }
 
 /// Puts completed writes on stable storage, as [`crate::BackingStore::sync`]. Blocks.
@@ -201,7 +156,7 @@ pub fn write_at(store: &dyn AsyncStore, data: &[u8], offset: u64, durable: bool)
 ///
 /// The error of the store.
 pub fn sync(store: &dyn AsyncStore) -> Result<(), Errno> {
-    call(store, AsyncOperation::Sync).0.map(drop)
+    call(store, StoreOperation::Sync).0.map(drop)
 }
 
 /// Deallocates a range, as [`crate::BackingStore::discard`]. Blocks.
@@ -210,5 +165,5 @@ pub fn sync(store: &dyn AsyncStore) -> Result<(), Errno> {
 ///
 /// The error of the store.
 pub fn discard(store: &dyn AsyncStore, offset: u64, len: u64) -> Result<(), Errno> {
-    call(store, AsyncOperation::Discard { offset, len }).0.map(drop)
+    call(store, StoreOperation::Discard { offset, len }).0.map(drop)
 }

@@ -10,20 +10,19 @@ pub(crate) mod block_device;
 pub mod direct;
 pub mod file;
 pub mod memory;
+mod operation;
 pub mod threaded;
 pub mod zoned_device;
 
-use crate::buffer::Buffer;
-use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::zoned::ZonedStore;
 use asynchronous::AsyncStore;
 use std::io::IoSlice;
 use std::num::NonZeroU64;
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 pub use block_device::is_read_only;
+pub use operation::StoreOperation;
 
 /// Length and access of a store when it is opened.
 #[non_exhaustive]
@@ -196,28 +195,6 @@ pub fn gather(parts: &[IoSlice<'_>], into: &mut [u8]) -> usize {
         at += count;
     }
     at
-}
-
-/// Reads into `buffer.data()[range]` at byte `offset`, as [`BackingStore::read_at`].
-pub(crate) fn read_range(
-    store: &dyn BackingStore,
-    buffer: &mut Buffer,
-    range: &Range<usize>,
-    offset: u64,
-) -> Result<usize, Errno> {
-    store.read_at(&mut buffer.data_mut()[range.clone()], offset)
-}
-
-/// Writes `range` of the ciphertext at byte `offset`, with FUA if `durable`.
-pub(crate) fn write_range(
-    store: &dyn BackingStore,
-    data: &Ciphertext,
-    range: &Range<usize>,
-    offset: u64,
-    durable: bool,
-) -> Result<usize, Errno> {
-    let bytes = &data.bytes()[range.clone()];
-    if durable { store.write_fua_at(bytes, offset) } else { store.write_at(bytes, offset) }
 }
 
 /// Storage for ciphertext, addressed by byte. A call may transfer fewer bytes than asked for, as system calls do; the

@@ -2,8 +2,8 @@
 //! threads carry out its operations, and no worker waits for them. With a time limit, an operation that no thread has
 //! begun by then fails.
 
-use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
-use super::{BackingStore, BlockStatus, Geometry, StoreProfile, read_range, write_range};
+use super::asynchronous::{AsyncStore, Pending};
+use super::{BackingStore, BlockStatus, Geometry, StoreOperation, StoreProfile};
 use crate::errno::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -180,7 +180,7 @@ impl Shared {
     /// has to wake this thread: what arrives while it sleeps has its limit later.
     fn expire(&self, limit: Duration) {
         // A sync that fails makes all later ones fail, so it stays: the next free thread finds it in front.
-        let is_limited = |waiting: &Waiting| !matches!(waiting.pending.operation(), AsyncOperation::Sync);
+        let is_limited = |waiting: &Waiting| !matches!(waiting.pending.operation(), StoreOperation::Sync);
         let mut queue = self.queue();
         while !queue.is_ended {
             let first = queue.waiting.iter().position(is_limited);
@@ -198,14 +198,7 @@ impl Shared {
     }
 
     fn carry_out(&self, mut pending: Pending) {
-        let call = || match pending.operation_mut() {
-            AsyncOperation::Read { offset, buffer, range } => read_range(&*self.store, buffer, range, *offset),
-            AsyncOperation::Write { offset, data, range, durable } => {
-                write_range(&*self.store, data, range, *offset, *durable)
-            }
-            AsyncOperation::Sync => self.store.sync().map(|()| 0),
-            AsyncOperation::Discard { offset, len } => self.store.discard(*offset, *len).map(|()| 0),
-        };
+        let call = || pending.operation_mut().execute(&*self.store);
         // A thread that ended would carry out no more operations.
         let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO));
         pending.complete(result);

@@ -14,8 +14,9 @@ use crate::events::{Event, ReplyTo, RequestId};
 use crate::locks::Purpose;
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
-use crate::ring::{self, Completion, Returned, Token};
+use crate::ring::{Completion, Returned, Token};
 use crate::stats::Phase;
+use crate::store::StoreOperation;
 use crate::thread_pool::copy::CopyJob;
 use std::ops::Range;
 use std::sync::Arc;
@@ -111,7 +112,7 @@ impl<F: Frontend> Worker<F> {
         let store = self.table.transfer(id)?.range.store as usize;
         match via {
             Via::Operation => {
-                self.submit(store, ring::Operation::Read { offset, buffer, range: span }, token(id));
+                self.submit(store, StoreOperation::Read { offset, buffer, range: span }, token(id));
                 None
             }
             Via::Inline => {
@@ -133,7 +134,7 @@ impl<F: Frontend> Worker<F> {
         let store = self.table.transfer(id)?.range.store as usize;
         match via {
             Via::Operation => {
-                self.submit(store, ring::Operation::Write { offset, data, range: span, durable }, token(id));
+                self.submit(store, StoreOperation::Write { offset, data, range: span, durable }, token(id));
                 None
             }
             Via::Inline => {
@@ -149,7 +150,7 @@ impl<F: Frontend> Worker<F> {
         if self.volume.access[store] == StoreAccess::Inline {
             return Some(Event::Discarded(self.volume.device.stores()[store].discard(offset, len)));
         }
-        self.submit(store, ring::Operation::Discard { offset, len }, token(id));
+        self.submit(store, StoreOperation::Discard { offset, len }, token(id));
         None
     }
 

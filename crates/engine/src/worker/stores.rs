@@ -4,8 +4,9 @@ use super::{Frontend, Worker};
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::message_queue::MessageQueue;
-use crate::ring::{Completion, FileId, Operation, Returned, Ring, Token, Waker};
-use crate::store::asynchronous::{AsyncOperation, Completed, Pending};
+use crate::ring::{Completion, FileId, Operation, Ring, Token, Waker};
+use crate::store::StoreOperation;
+use crate::store::asynchronous::{Completed, Pending};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,13 +35,8 @@ pub(super) struct AsyncOperations {
 struct Completions(MessageQueue<Completion>);
 
 impl Completed for Completions {
-    fn completed(&self, token: u64, result: Result<usize, Errno>, operation: AsyncOperation) {
-        let returned = match operation {
-            AsyncOperation::Read { buffer, .. } => Returned::Buffer(buffer),
-            AsyncOperation::Write { data, .. } => Returned::Ciphertext(data),
-            AsyncOperation::Sync | AsyncOperation::Discard { .. } => Returned::Nothing,
-        };
-        self.0.push(Completion { token: Token(token), result, returned });
+    fn completed(&self, token: u64, result: Result<usize, Errno>, operation: StoreOperation) {
+        self.0.push(Completion { token: Token(token), result, returned: operation.into() });
     }
 }
 
@@ -64,15 +60,7 @@ impl AsyncOperations {
 
     /// Returns an operation for its store. `None`: no asynchronous store has such operations.
     fn begin(&mut self, operation: Operation, token: Token) -> Option<Pending> {
-        let operation = match operation {
-            Operation::Read { offset, buffer, range } => AsyncOperation::Read { offset, buffer, range },
-            Operation::Write { offset, data, range, durable } => AsyncOperation::Write { offset, data, range, durable },
-            Operation::Sync => AsyncOperation::Sync,
-            Operation::Discard { offset, len } => AsyncOperation::Discard { offset, len },
-            Operation::Writev { .. } | Operation::Receive { .. } | Operation::Send(_) | Operation::Ublk(_) => {
-                return None;
-            }
-        };
+        let Operation::Store(operation) = operation else { return None };
         self.in_flight += 1;
         Some(Pending::new(operation, token.0, Arc::clone(&self.completions) as _))
     }
@@ -97,7 +85,8 @@ impl AsyncOperations {
 
 impl<F: Frontend> Worker<F> {
     /// Submits an operation to a store. It completes later.
-    pub(super) fn submit(&mut self, store: usize, operation: Operation, token: Token) {
+    pub(super) fn submit(&mut self, store: usize, operation: impl Into<Operation>, token: Token) {
+        let operation = operation.into();
         let access = match (self.volume.access[store], operation.write_end()) {
             // The call fails, without the race of an operation.
             (StoreAccess::Ring(_), Some(end)) if self.volume.device.stores()[store].is_cut_before(end) => {

@@ -6,7 +6,8 @@ use super::{ENGINE, Frontend, Worker};
 use crate::errno::Errno;
 use crate::events::{Event, RequestId};
 use crate::flush::{SyncNumber, Turn};
-use crate::ring::{self, Completion, Token};
+use crate::ring::{Completion, Token};
+use crate::store::StoreOperation;
 use std::collections::VecDeque;
 
 /// Token of the sync that this worker carries out.
@@ -51,7 +52,7 @@ impl<F: Frontend> Worker<F> {
         for store in first..self.volume.access.len() {
             if self.volume.access[store] != StoreAccess::Inline {
                 self.syncs.store = Some(store);
-                self.submit(store, ring::Operation::Sync, TOKEN);
+                self.submit(store, StoreOperation::Sync, TOKEN);
                 return false;
             }
             result = self.volume.device.stores()[store].sync();

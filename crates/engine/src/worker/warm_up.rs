@@ -6,8 +6,8 @@
 use super::stores::StoreAccess;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::Buffer;
-use crate::ring::{self, Token, Wait};
-use crate::store::BackingStore;
+use crate::ring::{Token, Wait};
+use crate::store::{BackingStore, StoreOperation};
 use std::collections::VecDeque;
 use std::io;
 
@@ -39,10 +39,10 @@ where
             let StoreAccess::Ring(file) = *access else { continue };
             let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
             for _ in 0..operations {
-                let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
+                let read = StoreOperation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
                 self.ring.submit(file, read, Token(ENGINE));
             }
-            self.ring.submit(file, ring::Operation::Sync, Token(ENGINE));
+            self.ring.submit(file, StoreOperation::Sync, Token(ENGINE));
             let mut left = operations + 1;
             while left > 0 {
                 if self.ring.turn(Wait::Forever, &mut done)? {

@@ -4,7 +4,8 @@
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
 use inlock_engine::fault_injection::{Call, Fault, Injector, around};
-use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pending};
+use inlock_engine::store::StoreOperation;
+use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry, StoreProfile};
@@ -143,18 +144,18 @@ impl StoreThread {
         }
     }
 
-    fn carry_out(&self, operation: &mut AsyncOperation, faults: &dyn Injector) -> Result<usize, Errno> {
+    fn carry_out(&self, operation: &mut StoreOperation, faults: &dyn Injector) -> Result<usize, Errno> {
         match operation {
-            AsyncOperation::Read { offset, buffer, range } => around(faults, Call::Read, range.len(), |len| {
+            StoreOperation::Read { offset, buffer, range } => around(faults, Call::Read, range.len(), |len| {
                 self.memory.read_at(&mut buffer.data_mut()[range.clone()][..len], *offset)
             }),
-            AsyncOperation::Write { offset, data, range, durable } => {
+            StoreOperation::Write { offset, data, range, durable } => {
                 around(faults, Call::Write { durable: *durable }, range.len(), |len| {
                     self.memory.write_at(&data.bytes()[range.clone()][..len], *offset)
                 })
             }
-            AsyncOperation::Sync => around(faults, Call::Sync, 0, |_| Ok(0)),
-            AsyncOperation::Discard { offset, len } => {
+            StoreOperation::Sync => around(faults, Call::Sync, 0, |_| Ok(0)),
+            StoreOperation::Discard { offset, len } => {
                 around(faults, Call::Discard, 0, |_| self.memory.discard(*offset, *len).map(|()| 0))
             }
             other => unreachable!("{other:?}"),

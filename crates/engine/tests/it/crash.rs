@@ -7,52 +7,13 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
-use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry};
-use std::sync::{Arc, Mutex};
+use inlock_testing::Log;
+use std::sync::Arc;
 
-#[derive(Clone)]
-enum Event {
-    Write {
-        offset: u64,
-        data: Vec<u8>,
-    },
-    Flush,
-    /// The client has received the completion of the script's next request.
-    Acknowledged,
-}
-
-/// Store that logs its operations.
-struct RecordingStore {
-    inner: MemoryStore,
-    log: Arc<Mutex<Vec<Event>>>,
-    /// Fault of the negative control: flushes complete without being carried out.
-    swallow_flushes: bool,
-}
-
-impl BackingStore for RecordingStore {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.log.lock().unwrap().push(Event::Write { offset, data: data.to_vec() });
-        self.inner.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        if !self.swallow_flushes {
-            self.log.lock().unwrap().push(Event::Flush);
-        }
-        Ok(())
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.inner.discard(offset, len)
-    }
-}
+/// A step of the store. The mark: the client has received the completion of the script's next request.
+type Step = inlock_testing::Step<()>;
 
 const LEN: usize = 16 << 10;
 
@@ -60,7 +21,7 @@ struct History {
     before: Vec<u8>,
     image: Vec<u8>,
     script: Vec<Ask>,
-    log: Vec<Event>,
+    log: Vec<Step>,
 }
 
 fn record(seed: u64, unit: u32, swallow_flushes: bool) -> History {
@@ -77,15 +38,15 @@ fn record(seed: u64, unit: u32, swallow_flushes: bool) -> History {
             kind => Ask::Write { offset, data: random.bytes(len as usize), durable: kind == 2 },
         });
     }
-    let log = Arc::new(Mutex::new(Vec::new()));
-    let store = RecordingStore { inner: MemoryStore::new(image.clone()), log: Arc::clone(&log), swallow_flushes };
+    let log = Log::default();
+    let store = log.store(Arc::new(MemoryStore::new(image.clone())), swallow_flushes);
     let device = device(Arc::new(store), unit);
-    let acks = Arc::clone(&log);
-    let watch = move |_| acks.lock().unwrap().push(Event::Acknowledged);
+    let acks = log.clone();
+    let watch = move |_| acks.mark(());
     for answer in scripted::run_watched(&device, IoMode::Auto, 1, script.clone(), Box::new(watch)) {
         answer.unwrap();
     }
-    let log = log.lock().unwrap().clone();
+    let log = log.steps().clone();
     History { before, image, script, log }
 }
 
@@ -93,13 +54,13 @@ impl History {
     /// The image after a cut at `cut`: what was flushed, and a random part of the rest.
     fn state(&self, cut: usize, random: &mut Random) -> Vec<u8> {
         let mut image = self.image.clone();
-        let flushed = self.log[..cut].iter().rposition(|e| matches!(e, Event::Flush)).map_or(0, |i| i + 1);
+        let flushed = self.log[..cut].iter().rposition(|e| matches!(e, Step::Sync)).map_or(0, |i| i + 1);
         for (index, event) in self.log[..cut].iter().enumerate() {
-            let Event::Write { offset, data } = event else { continue };
+            let Step::Write { at, data } = event else { continue };
             let certain = index < flushed;
             for (sector, bytes) in data.chunks(512).enumerate() {
                 if certain || random.below(2) == 0 {
-                    let at = *offset as usize + sector * 512;
+                    let at = at + sector * 512;
                     image[at..at + bytes.len()].copy_from_slice(bytes);
                 }
             }
@@ -111,7 +72,7 @@ impl History {
     fn violations(&self, cut: usize, plain: &[u8]) -> usize {
         let mut current = self.before.clone();
         let mut allowed: Vec<Vec<u128>> = blocks(&current).map(|b| vec![b]).collect();
-        let is_ack = |e: &&Event| matches!(e, Event::Acknowledged);
+        let is_ack = |e: &&Step| matches!(e, Step::Mark(()));
         let acknowledged = self.log[..cut].iter().filter(is_ack).count();
         // One request at a time: they are acknowledged in the script's order.
         for ask in &self.script[..acknowledged] {

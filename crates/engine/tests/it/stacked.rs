@@ -5,8 +5,9 @@ use crate::support::with;
 use crate::support::{Random, key};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::Errno;
-use inlock_engine::store::{BackingStore, Geometry, file::IoMode, memory::MemoryStore};
+use inlock_engine::store::{BackingStore, file::IoMode, memory::MemoryStore};
 use inlock_engine::{Access, BlockingDevice, Content, CryptMapping, Device, RequestError, Target, TargetError};
+use inlock_testing::{Call, ScriptedStore, Verdict};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -177,36 +178,20 @@ fn lines_that_do_not_fit_are_refused() {
     assert!(matches!(try_lines(&[line(&b, Content::Zero, 0)]), Err(TargetError::Gap(0))));
 }
 
-/// Counts its flushes, and fails them where told to.
-struct Flushed(AtomicUsize, bool);
-
-impl BackingStore for Flushed {
-    fn geometry(&self) -> Geometry {
-        Geometry::new(4096)
-    }
-    fn read_at(&self, data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
-        Ok(data.len())
-    }
-    fn write_at(&self, data: &[u8], _offset: u64) -> Result<usize, Errno> {
-        Ok(data.len())
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        if self.1 { Err(Errno::IO) } else { Ok(()) }
-    }
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 #[test]
 fn flush_reaches_every_store_and_fails_with_any() {
     let (a, b) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
     for failing in [false, true] {
         for worker in [false, true] {
-            let stores =
-                [Arc::new(Flushed(AtomicUsize::new(0), false)), Arc::new(Flushed(AtomicUsize::new(0), failing))];
-            let shared = stores.iter().map(|s| Arc::clone(s) as Arc<dyn BackingStore>).collect();
+            let syncs: [_; 2] = Default::default();
+            let store = |syncs: &Arc<AtomicUsize>, fails: bool| -> Arc<dyn BackingStore> {
+                let syncs = Arc::clone(syncs);
+                Arc::new(ScriptedStore::new(Arc::new(MemoryStore::new(vec![0; 4096])), move |call| {
+                    syncs.fetch_add(usize::from(call == Call::Sync), Ordering::Relaxed);
+                    if fails && call == Call::Sync { Verdict::Fail(Errno::IO) } else { Verdict::Pass }
+                }))
+            };
+            let shared = vec![store(&syncs[0], false), store(&syncs[1], failing)];
             let lines = [
                 Target { segment: &a, content: Content::Linear, store: 0 },
                 Target { segment: &b, content: Content::Linear, store: 1 },
@@ -218,7 +203,7 @@ fn flush_reaches_every_store_and_fails_with_any() {
             };
             let expected = if failing { Err(RequestError::Io(Errno::IO)) } else { Ok(()) };
             assert_eq!(flush(), expected);
-            assert_eq!(stores.each_ref().map(|s| s.0.load(Ordering::Relaxed)), [1, 1]);
+            assert_eq!(syncs.each_ref().map(|syncs| syncs.load(Ordering::Relaxed)), [1, 1]);
             assert_eq!(flush(), expected, "a failed flush is remembered");
         }
     }

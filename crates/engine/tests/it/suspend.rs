@@ -11,48 +11,34 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::rmw;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::store::{BackingStore, Geometry, memory::MemoryStore};
+use inlock_engine::store::{BackingStore, memory::MemoryStore};
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{
     Access, BlockingDevice, Content, ControlError, CryptMapping, Device, RequestError, Target, TargetError,
 };
+use inlock_testing::{Call, ScriptedStore, Verdict};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Counts what is asked of it.
+/// Memory that counts its reads and writes, and its syncs.
 struct Counted {
-    inner: MemoryStore,
-    calls: AtomicUsize,
-    syncs: AtomicUsize,
+    store: Arc<ScriptedStore>,
+    calls: Arc<AtomicUsize>,
+    syncs: Arc<AtomicUsize>,
 }
 
 impl Counted {
-    fn new(len: usize) -> Arc<Self> {
-        let inner = MemoryStore::new(vec![0; len]);
-        Arc::new(Self { inner, calls: AtomicUsize::new(0), syncs: AtomicUsize::new(0) })
-    }
-}
-
-impl BackingStore for Counted {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        self.inner.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        self.inner.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        self.syncs.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.inner.discard(offset, len)
+    fn new(len: usize) -> Self {
+        let (calls, syncs) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let counters = (Arc::clone(&calls), Arc::clone(&syncs));
+        let script = move |call: Call<'_>| {
+            counters.0.fetch_add(usize::from(call.range().is_some()), Ordering::SeqCst);
+            counters.1.fetch_add(usize::from(call == Call::Sync), Ordering::SeqCst);
+            Verdict::Pass
+        };
+        Self { store: Arc::new(ScriptedStore::new(Arc::new(MemoryStore::new(vec![0; len])), script)), calls, syncs }
     }
 }
 
@@ -60,9 +46,9 @@ fn whole(len: u64) -> Segment {
     with!(segment(0, len / 512, 0, 512); sectors: None)
 }
 
-fn device_on(store: &Arc<Counted>) -> Arc<Device> {
-    let shared = Arc::clone(store) as _;
-    Arc::new(Device::new(&[whole(store.geometry().len)], &key(), shared, Access::default()).unwrap())
+fn device_on(store: &Counted) -> Arc<Device> {
+    let shared = Arc::clone(&store.store) as _;
+    Arc::new(Device::new(&[whole(store.store.geometry().len)], &key(), shared, Access::default()).unwrap())
 }
 
 /// Each thread's own part of the device.
@@ -112,13 +98,13 @@ fn requests_wait_while_suspended_and_none_is_lost() {
             let mut cycles = 0;
             while !over.load(Ordering::Relaxed) {
                 device.suspend().unwrap();
-                let (calls, before) = (store.calls.load(Ordering::SeqCst), store.inner.contents());
+                let (calls, before) = (store.calls.load(Ordering::SeqCst), store.store.inner().contents());
                 if cycles % 2 == 0 {
                     device.wipe_key().unwrap();
                 }
                 std::thread::sleep(Duration::from_millis(1));
                 assert_eq!(calls, store.calls.load(Ordering::SeqCst), "the store was asked while suspended");
-                assert!(before == store.inner.contents());
+                assert!(before == store.store.inner().contents());
                 if cycles % 2 == 0 {
                     device.set_key(&key()).unwrap();
                 }

@@ -4,6 +4,7 @@
 //! docs/decisions/many-volumes.md.
 
 use super::handshake::Negotiated;
+pub use super::handshake::Unavailable;
 use super::mux::Message;
 use super::park::{Parking, Slot, Team};
 use super::protocol::Export;
@@ -28,16 +29,6 @@ pub trait Catalog: Send + Sync + 'static {
     /// # Errors
     /// There is no such export, or it cannot be used now.
     fn open(&self, name: &str) -> Result<Lease, Unavailable>;
-}
-
-/// The reason why a client gets no export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unavailable {
-    /// No export has the name.
-    Unknown,
-    /// It cannot be opened, or has too many clients.
-    Refused,
 }
 
 /// Gives clients to the workers of a volume.

@@ -4,16 +4,17 @@
 //! The thread reads no byte behind an option before it has carried the option out. So what a client, or an attacker in
 //! its place, sends behind STARTTLS is part of the handshake of TLS, and never an option or a request.
 
-use super::exports::{Catalog, Lease, Unavailable};
-use super::handshake::{Handshake, MAX_OPTION_LEN, Negotiated, Security, Step, list_entry, name_of, reply};
+use super::exports::{Catalog, Lease};
+use super::handshake::{Exports, Handshake, Negotiated, Security, Step, Unavailable};
 use super::link::Link;
 use super::mux;
 use super::places::{Place, Places, Stage};
-use super::protocol::{Export, OPTION_MAGIC, option, option_reply};
+use super::protocol::Export;
 use super::relay::{Relay, time_until};
 use super::tls::{TlsMode, TlsServer};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -35,8 +36,6 @@ pub(super) struct Greeting {
     lease: Option<(String, Lease)>,
     /// Exports that could not be opened for it.
     failures: usize,
-    /// The export for which it negotiated metadata contexts.
-    contexts_of: Option<String>,
 }
 
 impl Greeting {
@@ -52,7 +51,7 @@ impl Greeting {
         mux::configure(&socket);
         let socket = Arc::new(socket);
         let (link, place) = (Link::new(Arc::clone(&socket), None), places.enter(socket));
-        Self { link, deadline: Instant::now() + limit, stop, tls, place, lease: None, failures: 0, contexts_of: None }
+        Self { link, deadline: Instant::now() + limit, stop, tls, place, lease: None, failures: 0 }
     }
 
     /// Carries out the handshake, and gives the client to a worker. With TLS, returns what has to run afterwards.
@@ -76,38 +75,24 @@ impl Greeting {
 
     /// Returns `None` if the client is to be disconnected.
     fn negotiate(&mut self, catalog: &dyn Catalog) -> Option<(Lease, Negotiated)> {
-        let nobody = nobody();
-        let mut out = Vec::new();
+        let (mut input, mut out) = (Vec::new(), Vec::new());
         let mut handshake = Handshake::new(&mut out).with_security(match &self.tls {
             None => Security::None,
             Some(tls) if tls.mode() == TlsMode::Required => Security::Required,
             Some(_) => Security::Offered,
         });
         self.send(&mut out)?;
-        let flags = self.receive(4)?;
-        handshake.advance(&nobody, &flags, &mut out).ok()?;
         loop {
-            let mut item = self.receive(16)?;
-            let (magic, number, len) = header_of(&item)?;
-            if magic != OPTION_MAGIC {
-                return None;
-            }
-            if len > MAX_OPTION_LEN {
-                handshake.advance(&nobody, &item, &mut out).ok()?;
-                let mut rest = len;
-                while rest > 0 {
-                    let skipped = self.receive(rest.min(4096))?;
-                    rest -= skipped.len();
-                    handshake.advance(&nobody, &skipped, &mut out).ok()?;
-                }
+            let wanted = handshake.wanted(&input);
+            self.receive(&mut input, wanted)?;
+            let exports = &mut Opening { catalog, greeting: self };
+            let (used, step) = handshake.advance(exports, &input, &mut out).ok()?;
+            input.drain(..used);
+            if !out.is_empty() {
                 self.send(&mut out)?;
-                continue;
-            }
-            item.extend(self.receive(len)?);
-            let step = self.option(catalog, &mut handshake, (number, &item), &mut out)?;
-            self.send(&mut out)?;
-            if !handshake.needs_tls() {
-                self.place.advance(Stage::Negotiating)?;
+                if !handshake.needs_tls() {
+                    self.place.advance(Stage::Negotiating)?;
+                }
             }
             match step {
                 Step::Continue => {}
@@ -116,85 +101,14 @@ impl Greeting {
                     self.start_tls()?;
                     handshake.restart();
                 }
-                Step::Start(mut negotiated) => {
-                    let (name, lease) = self.lease.take()?;
-                    // Contexts are those of one export.
-                    negotiated.allocation &= self.contexts_of.as_ref().is_some_and(|of| *of == name);
-                    return Some((lease, negotiated));
-                }
-            }
-        }
-    }
-
-    /// Carries out an option. `item`: its number, and its bytes with the header.
-    fn option(
-        &mut self,
-        catalog: &dyn Catalog,
-        handshake: &mut Handshake,
-        (number, item): (u32, &[u8]),
-        out: &mut Vec<u8>,
-    ) -> Option<Step> {
-        let data = &item[16..];
-        if handshake.needs_tls() {
-            // The reply does not depend on the export.
-            return Some(handshake.advance(&nobody(), item, out).ok()?.1);
-        }
-        if number == option::LIST && data.is_empty() {
-            for name in catalog.names() {
-                list_entry(out, &name);
-            }
-            reply(out, number, option_reply::ACK, b"");
-            return Some(Step::Continue);
-        }
-        // An option without a name, or a malformed one, needs no export: its reply is the same for all.
-        let Some(name) = name_of(number, data) else {
-            return Some(handshake.advance(&nobody(), item, out).ok()?.1);
-        };
-        let found = std::str::from_utf8(name).map_err(|_| Unavailable::Unknown).and_then(|name| {
-            if self.lease.as_ref().is_none_or(|(known, _)| known != name) {
-                self.lease = None;
-                if self.failures >= MAX_FAILURES {
-                    return Err(Unavailable::Refused);
-                }
-                let began = Instant::now();
-                self.place.leave().ok_or(Unavailable::Refused)?;
-                let opened = catalog.open(name);
-                // The client is not to blame for the time that opening takes.
-                self.deadline += began.elapsed();
-                self.failures += usize::from(matches!(opened, Err(Unavailable::Refused)));
-                self.lease = Some((name.to_owned(), opened?));
-            }
-            Ok(name.to_owned())
-        });
-        match (found, &self.lease) {
-            (Ok(name), Some((_, lease))) => {
-                let step = handshake.advance(&lease.export()?, item, out).ok()?.1;
-                if number == option::SET_META_CONTEXT {
-                    self.contexts_of = Some(name);
-                }
-                Some(step)
-            }
-            // It has no error reply.
-            _ if number == option::EXPORT_NAME => None,
-            (Err(Unavailable::Refused), _) => {
-                reply(
-                    out,
-                    number,
-                    option_reply::ERR_POLICY,
-                    b"the export cannot be used now; the server has the cause",
-                );
-                Some(Step::Continue)
-            }
-            _ => {
-                reply(out, number, option_reply::ERR_UNKNOWN, b"no such export");
-                Some(Step::Continue)
+                Step::Start(negotiated) => return Some((self.lease.take()?.1, negotiated)),
             }
         }
     }
 
     /// Goes over to TLS: nothing that was negotiated before counts.
     fn start_tls(&mut self) -> Option<()> {
-        (self.lease, self.contexts_of) = (None, None);
+        self.lease = None;
         self.link.start_tls(self.tls.as_ref()?.accept()?);
         while !self.link.continue_handshake().ok()? {
             self.wait(PollFlags::IN)?;
@@ -219,20 +133,21 @@ impl Greeting {
         }
     }
 
-    /// Receives exactly `len` bytes.
-    fn receive(&mut self, len: usize) -> Option<Vec<u8>> {
+    /// Receives until `input` has `len` bytes.
+    fn receive(&mut self, input: &mut Vec<u8>, len: usize) -> Option<()> {
         if Instant::now() >= self.deadline {
             return None;
         }
-        let (mut bytes, mut done) = (vec![0; len], 0);
+        let mut done = input.len();
+        input.resize(len.max(done), 0);
         while done < len {
-            match self.link.receive(&mut [IoSliceMut::new(&mut bytes[done..])], true) {
+            match self.link.receive(&mut [IoSliceMut::new(&mut input[done..])], true) {
                 Ok(Some(0)) | Err(_) => return None,
                 Ok(Some(more)) => done += more,
                 Ok(None) => self.wait(PollFlags::IN)?,
             }
         }
-        Some(bytes)
+        Some(())
     }
 
     /// Sends all of `out`, and empties it.
@@ -252,15 +167,34 @@ impl Greeting {
     }
 }
 
-/// Returns an export that no client can name, for the parts of a handshake that need none.
-fn nobody() -> Export {
-    Export { name: "\0".into(), description: String::new(), size: 0, flags: 0, preferred_block: 512 }
+/// The exports of a catalog, opened for a client that names them.
+struct Opening<'a> {
+    catalog: &'a dyn Catalog,
+    greeting: &'a mut Greeting,
 }
 
-/// Returns magic, number and length of an option.
-fn header_of(item: &[u8]) -> Option<(u64, u32, usize)> {
-    let (magic, rest) = item.split_first_chunk::<8>()?;
-    let (number, rest) = rest.split_first_chunk::<4>()?;
-    let len = rest.first_chunk::<4>()?;
-    Some((u64::from_be_bytes(*magic), u32::from_be_bytes(*number), u32::from_be_bytes(*len) as usize))
+impl Exports for Opening<'_> {
+    fn names(&self) -> Vec<String> {
+        self.catalog.names()
+    }
+
+    fn find(&mut self, name: &[u8]) -> Result<Cow<'_, Export>, Unavailable> {
+        let name = std::str::from_utf8(name).map_err(|_| Unavailable::Unknown)?;
+        let greeting = &mut *self.greeting;
+        if greeting.lease.as_ref().is_none_or(|(known, _)| known != name) {
+            greeting.lease = None;
+            if greeting.failures >= MAX_FAILURES {
+                return Err(Unavailable::Refused);
+            }
+            let began = Instant::now();
+            greeting.place.leave().ok_or(Unavailable::Refused)?;
+            let opened = self.catalog.open(name);
+            // The client is not to blame for the time that opening takes.
+            greeting.deadline += began.elapsed();
+            greeting.failures += usize::from(matches!(opened, Err(Unavailable::Refused)));
+            greeting.lease = Some((name.to_owned(), opened?));
+        }
+        let export = greeting.lease.as_ref().and_then(|(_, lease)| lease.export());
+        export.map(Cow::Owned).ok_or(Unavailable::Refused)
+    }
 }

@@ -7,11 +7,14 @@ use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, Export, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     handshake_flag, info, option, option_reply, transmission_flag,
 };
+use std::borrow::Cow;
 
 /// Maximum length of option data. Longer data is skipped, and the reply is "too big".
 pub const MAX_OPTION_LEN: usize = 16 << 10;
 /// Maximum length of option data that is skipped. A client that announces more violates the protocol.
 const MAX_SKIPPED: u32 = 16 << 20;
+/// Maximum number of these bytes that a step needs.
+const MAX_SKIPPED_AT_ONCE: usize = 4096;
 /// Text of the reply to an option that comes before TLS.
 const TLS_REQUIRED: &str = "this server requires TLS";
 /// Maximum length of a name in the protocol.
@@ -68,6 +71,40 @@ pub enum Security {
     Started,
 }
 
+/// The exports of a server, as clients find them in a handshake.
+pub trait Exports {
+    /// Returns the names for a client that lists exports.
+    fn names(&self) -> Vec<String>;
+
+    /// Returns the export with this name. The empty name is the client's default. May block.
+    ///
+    /// # Errors
+    /// There is no such export, or it cannot be used now.
+    fn find(&mut self, name: &[u8]) -> Result<Cow<'_, Export>, Unavailable>;
+}
+
+/// The reason why a client gets no export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No export has the name.
+    Unknown,
+    /// It cannot be opened, or has too many clients.
+    Refused,
+}
+
+/// A single export.
+impl Exports for &Export {
+    fn names(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+
+    fn find(&mut self, name: &[u8]) -> Result<Cow<'_, Export>, Unavailable> {
+        let is_named = name.is_empty() || name == self.name.as_bytes();
+        if is_named { Ok(Cow::Borrowed(self)) } else { Err(Unavailable::Unknown) }
+    }
+}
+
 /// Violation of the protocol by a client, whose connection then ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -102,6 +139,8 @@ pub struct Handshake {
     zeroes: bool,
     security: Security,
     negotiated: Negotiated,
+    /// Name of the export whose contexts were negotiated last.
+    contexts_of: Option<String>,
 }
 
 #[derive(Debug)]
@@ -122,7 +161,7 @@ impl Handshake {
         out.extend(OPTION_MAGIC.to_be_bytes());
         out.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
         let (security, negotiated) = (Security::None, Negotiated::default());
-        Self { state: State::ClientFlags, zeroes: true, security, negotiated }
+        Self { state: State::ClientFlags, zeroes: true, security, negotiated, contexts_of: None }
     }
 
     /// Offers or requires TLS.
@@ -139,7 +178,20 @@ impl Handshake {
     /// Begins again behind the handshake of TLS: what the client has negotiated before may be an attacker's.
     pub fn restart(&mut self) {
         self.security = Security::Started;
-        self.negotiated = Negotiated::default();
+        (self.negotiated, self.contexts_of) = (Negotiated::default(), None);
+    }
+
+    /// Returns the number of bytes that the next step needs, of which `unread` have arrived: never more than belong to
+    /// the item that begins there.
+    pub fn wanted(&self, unread: &[u8]) -> usize {
+        match &self.state {
+            State::ClientFlags => 4,
+            State::Skip { rest, .. } => (*rest as usize).min(MAX_SKIPPED_AT_ONCE),
+            State::Option => match unread.get(12..).and_then(take::<4>).map(u32::from_be_bytes) {
+                Some(len) if len as usize <= MAX_OPTION_LEN => 16 + len as usize,
+                _ => 16,
+            },
+        }
     }
 
     /// Takes one step with the bytes in `input`, and returns the number of bytes used and what follows. Appends replies
@@ -147,7 +199,12 @@ impl Handshake {
     ///
     /// # Errors
     /// The client has violated the protocol.
-    pub fn advance(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
+    pub fn advance(
+        &mut self,
+        exports: &mut dyn Exports,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Step), Violation> {
         match &mut self.state {
             State::ClientFlags => {
                 let Some(flags) = take::<4>(input) else { return Ok((0, Step::Continue)) };
@@ -173,11 +230,16 @@ impl Handshake {
                 }
                 Ok((skipped, Step::Continue))
             }
-            State::Option => self.option(export, input, out),
+            State::Option => self.option(exports, input, out),
         }
     }
 
-    fn option(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
+    fn option(
+        &mut self,
+        exports: &mut dyn Exports,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Step), Violation> {
         // Checked as soon as the magic has arrived, before the rest of a header.
         let Some(magic) = take::<8>(input) else { return Ok((0, Step::Continue)) };
         let magic = u64::from_be_bytes(magic);
@@ -194,11 +256,17 @@ impl Handshake {
             return Ok((16, Step::Continue));
         }
         let Some(data) = header.0.get(..len as usize) else { return Ok((0, Step::Continue)) };
-        let step = self.answer(export, number, data, out)?;
+        let step = self.answer(exports, number, data, out)?;
         Ok((16 + data.len(), step))
     }
 
-    fn answer(&mut self, export: &Export, number: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Violation> {
+    fn answer(
+        &mut self,
+        exports: &mut dyn Exports,
+        number: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Violation> {
         let style = self.negotiated.style;
         let (kind, text): (u32, &str) = match number {
             option::STARTTLS => match self.security {
@@ -213,32 +281,29 @@ impl Handshake {
             option::EXPORT_NAME if self.needs_tls() => return Err(Violation::NoTls),
             _ if self.needs_tls() && number != option::ABORT => (option_reply::ERR_TLS_REQD, TLS_REQUIRED),
             option::EXPORT_NAME => {
-                if !is_export(export, data) {
-                    return Err(Violation::ExportName);
-                }
+                let Ok(export) = exports.find(data) else { return Err(Violation::ExportName) };
                 out.extend(export.size.to_be_bytes());
-                out.extend(self.flags(export).to_be_bytes());
+                out.extend(self.flags(&export).to_be_bytes());
                 if self.zeroes {
                     out.extend([0; 124]);
                 }
-                return Ok(Step::Start(self.negotiated));
+                return Ok(self.start(&export));
             }
             option::ABORT => {
                 reply(out, number, option_reply::ACK, b"");
                 return Ok(Step::Close);
             }
             option::LIST if data.is_empty() => {
-                list_entry(out, &export.name);
+                exports.names().iter().for_each(|name| list_entry(out, name));
                 (option_reply::ACK, "")
             }
-            option::INFO | option::GO => match parse_info(data) {
+            option::INFO | option::GO => match parse_info(data).map(|(name, wanted)| (exports.find(name), wanted)) {
                 None => (option_reply::ERR_INVALID, "malformed option"),
-                Some((name, _)) if !is_export(export, name) => (option_reply::ERR_UNKNOWN, "no such export"),
-                Some((_, wanted)) => {
-                    self.describe(export, number, wanted, out);
+                Some((Err(unavailable), _)) => unavailable.reply(),
+                Some((Ok(export), wanted)) => {
+                    self.describe(&export, number, wanted, out);
                     reply(out, number, option_reply::ACK, b"");
-                    let go = number == option::GO;
-                    return Ok(if go { Step::Start(self.negotiated) } else { Step::Continue });
+                    return Ok(if number == option::GO { self.start(&export) } else { Step::Continue });
                 }
             },
             option::STRUCTURED_REPLY if data.is_empty() => match style {
@@ -256,7 +321,7 @@ impl Handshake {
                     (option_reply::ACK, "")
                 }
             },
-            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(export, number, data, out),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(exports, number, data, out),
             option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
                 (option_reply::ERR_INVALID, "the option takes no data")
             }
@@ -264,6 +329,12 @@ impl Handshake {
         };
         reply(out, number, kind, text.as_bytes());
         Ok(Step::Continue)
+    }
+
+    /// Begins the transmission phase. Contexts are those of one export.
+    fn start(&mut self, export: &Export) -> Step {
+        self.negotiated.allocation &= self.contexts_of.as_ref() == Some(&export.name);
+        Step::Start(self.negotiated)
     }
 
     /// Returns the transmission flags. SEND_DF may be advertised with structured replies only.
@@ -294,7 +365,13 @@ impl Handshake {
         }
     }
 
-    fn meta_context(&mut self, export: &Export, number: u32, data: &[u8], out: &mut Vec<u8>) -> (u32, &'static str) {
+    fn meta_context(
+        &mut self,
+        exports: &mut dyn Exports,
+        number: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> (u32, &'static str) {
         let set = number == option::SET_META_CONTEXT;
         if set {
             self.negotiated.allocation = false;
@@ -305,8 +382,12 @@ impl Handshake {
         let Some((name, queries)) = parse_queries(data) else {
             return (option_reply::ERR_INVALID, "malformed option");
         };
-        if !is_export(export, name) {
-            return (option_reply::ERR_UNKNOWN, "no such export");
+        let export = match exports.find(name) {
+            Ok(export) => export,
+            Err(unavailable) => return unavailable.reply(),
+        };
+        if set {
+            self.contexts_of = Some(export.name.clone());
         }
         let exact = queries.iter().any(|q| *q == BASE_ALLOCATION.as_bytes());
         let listed = !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
@@ -322,12 +403,18 @@ impl Handshake {
     }
 }
 
-fn is_export(export: &Export, name: &[u8]) -> bool {
-    name.is_empty() || name == export.name.as_bytes()
+impl Unavailable {
+    /// Returns kind and text of the reply to an option.
+    fn reply(self) -> (u32, &'static str) {
+        match self {
+            Self::Unknown => (option_reply::ERR_UNKNOWN, "no such export"),
+            Self::Refused => (option_reply::ERR_POLICY, "the export cannot be used now; the server has the cause"),
+        }
+    }
 }
 
 /// Appends a reply to an option.
-pub(super) fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
+fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
     out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend(number.to_be_bytes());
     out.extend(kind.to_be_bytes());
@@ -336,20 +423,10 @@ pub(super) fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
 }
 
 /// Appends the name of an export to the reply to LIST.
-pub(super) fn list_entry(out: &mut Vec<u8>, name: &str) {
+fn list_entry(out: &mut Vec<u8>, name: &str) {
     let mut entry = (name.len() as u32).to_be_bytes().to_vec();
     entry.extend(name.as_bytes());
     reply(out, option::LIST, option_reply::SERVER, &entry);
-}
-
-/// Returns the name of the export that an option is about, if it is well-formed.
-pub(super) fn name_of(number: u32, data: &[u8]) -> Option<&[u8]> {
-    match number {
-        option::EXPORT_NAME => Some(data),
-        option::INFO | option::GO => parse_info(data).map(|(name, _)| name),
-        option::LIST_META_CONTEXT | option::SET_META_CONTEXT => parse_queries(data).map(|(name, _)| name),
-        _ => None,
-    }
 }
 
 /// Returns the name, and the kinds of information as big-endian pairs of bytes.
@@ -465,7 +542,7 @@ mod tests {
             let input = [3u32.to_be_bytes().to_vec(), option_bytes(99, &vec![0; len])].concat();
             let (mut used, mut out) = (0, Vec::new());
             while out.is_empty() {
-                used += handshake.advance(&export, &input[used..], &mut out).unwrap().0;
+                used += handshake.advance(&mut &export, &input[used..], &mut out).unwrap().0;
             }
             assert_eq!(used, input.len());
             assert_eq!(OptionReply::parse(out[..20].try_into().unwrap()).unwrap().kind, expected, "{len}");

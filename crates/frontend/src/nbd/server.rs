@@ -15,11 +15,10 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
 use inlock_engine::{BufferPool, Device, Offload, OffloadOptions, RequestError};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -389,8 +388,8 @@ pub(super) fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
     match listen {
         Listen::Unix(path) => {
             remove_stale(path, listen)?;
-            let socket = listen_on_path(path).map_err(failed)?;
-            Ok((socket, listen.clone()))
+            let socket = connect::listen(path, BACKLOG).map_err(failed)?;
+            Ok((Socket::Unix(socket, path.clone()), listen.clone()))
         }
         Listen::Tcp(address) => {
             let listener = TcpListener::bind(address).map_err(failed)?;
@@ -398,18 +397,6 @@ pub(super) fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
             Ok((Socket::Tcp(listener), Listen::Tcp(address)))
         }
     }
-}
-
-/// Listens at a path. Clients read the plaintext, so the socket's owner alone has access before the first client can
-/// connect.
-fn listen_on_path(path: &Path) -> io::Result<Socket> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&socket, &address)?;
-    let socket = Socket::Unix(socket.into(), path.to_owned());
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    rustix::net::listen(socket.as_fd(), BACKLOG)?;
-    Ok(socket)
 }
 
 /// Removes the socket of a server that has died.

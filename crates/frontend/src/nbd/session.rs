@@ -248,7 +248,7 @@ impl Session {
             return Next::Wait;
         }
         let replies = &mut self.output.small_replies;
-        let Ok((len, step)) = negotiation.handshake.advance(turn.export, self.inbox.unread(), replies) else {
+        let Ok((len, step)) = negotiation.handshake.advance(&mut &*turn.export, self.inbox.unread(), replies) else {
             self.input = Input::Closed(None);
             return Next::Disconnect;
         };

@@ -8,6 +8,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::Limits;
+use inlock_testing::{ScriptedStore, Verdict};
 use inlock_tests::wait::eventually;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -227,32 +228,11 @@ fn write_that_arrives_while_server_stops_does_not_hang() {
     }
 }
 
-/// Moves 512 bytes at a time.
-struct ShortStore(MemoryStore);
-
-impl BackingStore for ShortStore {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let len = data.len().min(512);
-        self.0.read_at(&mut data[..len], offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.0.write_at(&data[..data.len().min(512)], offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
-        Ok(())
-    }
-}
-
 /// The stack must not grow with the number of short transfers.
 #[test]
 fn thousands_of_short_transfers_make_one_request() {
-    let store = Arc::new(ShortStore(MemoryStore::new(vec![0; store_len(8 * MIB) as usize])));
+    let memory = Arc::new(MemoryStore::new(vec![0; store_len(8 * MIB) as usize]));
+    let store = Arc::new(ScriptedStore::new(memory, |_| Verdict::Short(512)));
     let served = Served::new(device(store, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     let mut client = Client::open(served.path(), Mode::Simple);
     assert_eq!(client.write(0, 0, &pattern(1, MIB)), 0);

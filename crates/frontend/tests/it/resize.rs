@@ -3,71 +3,42 @@
 use crate::client::*;
 use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-use inlock_engine::store::Geometry;
+use inlock_engine::Device;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::threaded::ThreadedStore;
-use inlock_engine::{BackingStore, Device, Errno};
+use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
 use inlock_tests::wait::eventually;
 use std::io::Write;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 const LEN: u64 = 8 * MIB;
 
-/// Memory whose reads and writes of a range wait while it is held.
+/// Memory whose operations on a range wait.
 struct HeldStore {
-    memory: MemoryStore,
-    held: Mutex<Option<Range<u64>>>,
-    released: Condvar,
-    is_waiting: AtomicBool,
+    store: Arc<ScriptedStore>,
+    gate: Arc<Gate>,
 }
 
 impl HeldStore {
     /// A store whose operations that touch `held` wait.
-    fn new(held: Range<u64>) -> Arc<Self> {
-        let memory = MemoryStore::new(pattern(5, LEN));
-        Arc::new(Self { memory, held: Mutex::new(Some(held)), released: Condvar::new(), is_waiting: false.into() })
-    }
-
-    fn wait(&self, offset: u64, len: usize) {
-        let is_held = |held: &mut Option<Range<u64>>| {
-            let is_held = held.as_ref().is_some_and(|held| offset < held.end && offset + len as u64 > held.start);
-            self.is_waiting.fetch_or(is_held, Ordering::SeqCst);
-            is_held
+    fn new(held: Range<u64>) -> Self {
+        let gate = Arc::new(Gate::closed());
+        let touching = Arc::clone(&gate);
+        let script = move |call: Call<'_>| {
+            if call.range().is_some_and(|range| range.start < held.end && range.end > held.start) {
+                touching.pass();
+            }
+            Verdict::Pass
         };
-        drop(self.released.wait_while(self.held.lock().expect("not poisoned"), is_held).expect("not poisoned"));
-    }
-
-    fn release(&self) {
-        *self.held.lock().expect("not poisoned") = None;
-        self.released.notify_all();
+        let memory = Arc::new(MemoryStore::new(pattern(5, LEN)));
+        Self { store: Arc::new(ScriptedStore::new(memory, script)), gate }
     }
 }
 
-impl BackingStore for HeldStore {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.wait(offset, data.len());
-        self.memory.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.wait(offset, data.len());
-        self.memory.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.memory.discard(offset, len)
-    }
-}
-
-fn encrypted(segments: &[Segment], store: &Arc<HeldStore>) -> Arc<Device> {
+fn encrypted(segments: &[Segment], store: &HeldStore) -> Arc<Device> {
     // With threads, so that the worker does not wait, and sees that the device is suspended.
-    let store = Arc::new(ThreadedStore::start(Arc::clone(store) as _, 2).expect("threads start"));
+    let store = Arc::new(ThreadedStore::start(Arc::clone(&store.store) as _, 2).expect("threads start"));
     Arc::new(Device::new(segments, &VolumeKey::new(&[9; 64]), store, READ_WRITE_DISCARD).expect("the segments fit"))
 }
 
@@ -77,12 +48,12 @@ fn segment() -> Segment {
 
 /// Shortens the device while an operation waits in the store, and lets it go on.
 fn shrink_while_held(served: &Served, store: &HeldStore, len: u64) {
-    eventually("the store holds an operation", || store.is_waiting.load(Ordering::SeqCst), |held| *held);
+    eventually("the store holds an operation", || store.gate.waiting(), |held| *held > 0);
     std::thread::scope(|scope| {
         let resized = scope.spawn(|| served.device.set_len(len));
         // From here on nothing more starts on the longer device.
         eventually("the device is suspended", || served.device.is_suspended(), |suspended| *suspended);
-        store.release();
+        store.gate.open();
         assert_eq!(resized.join().expect("no panic").expect("the length is one of whole units"), len);
     });
 }

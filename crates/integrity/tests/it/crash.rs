@@ -5,57 +5,18 @@
 use crate::sealed::{gcm, with_tags_of};
 use crate::support::{Numbers, fill, formatted, hash, memory, open_options, tuple};
 use inlock_cipher::VolumeKey;
-use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::BackingStore;
+use inlock_engine::store::{read_all, write_all};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalCipher, Mode, OpenOptions, Stores};
-use std::sync::{Arc, Mutex};
+use inlock_testing::{self as testing, Log};
+use std::sync::Arc;
 
 const LEN: usize = 192 << 10;
 /// Blocks that are in use.
 const BLOCKS: u64 = 24;
 
-#[derive(Clone)]
-enum Step {
-    Write {
-        at: usize,
-        data: Vec<u8>,
-    },
-    Sync,
-    /// A request was acknowledged.
-    Ack,
-}
-
-struct Recorder {
-    inner: MemoryStore,
-    log: Mutex<Vec<Step>>,
-    swallow_syncs: bool,
-}
-
-impl BackingStore for Recorder {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.log.lock().unwrap().push(Step::Write { at: offset as usize, data: data.to_vec() });
-        self.inner.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        if !self.swallow_syncs {
-            self.log.lock().unwrap().push(Step::Sync);
-        }
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-}
+/// A step of the store. The mark: a request was acknowledged.
+type Step = testing::Step<()>;
 
 #[derive(Clone, Copy, Debug)]
 enum Request {
@@ -94,7 +55,8 @@ fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (
     }
     device.close().unwrap();
     let before = first.contents();
-    let store = Arc::new(Recorder { inner: MemoryStore::new(before.clone()), log: Mutex::default(), swallow_syncs });
+    let log = Log::default();
+    let store = Arc::new(log.store(memory(before.clone()), swallow_syncs));
     let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(mode, format)).unwrap();
     let mut script = Vec::new();
     for n in 0..40 {
@@ -111,10 +73,10 @@ fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (
             Request::Flush => device.flush().unwrap(),
             Request::Maintain => device.maintain().unwrap(),
         }
-        store.log.lock().unwrap().push(Step::Ack);
+        log.mark(());
         script.push(request);
     }
-    let log = store.log.lock().unwrap().clone();
+    let log = log.steps().clone();
     let (mut states, mut violations) = (0, 0);
     for (cut, allowed) in each_cut(&log, &script) {
         for _ in 0..2 {
@@ -132,7 +94,7 @@ fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (
 /// Returns the places where the power can fail, each with the values that each block may have then.
 fn each_cut(log: &[Step], script: &[Request]) -> impl Iterator<Item = (usize, Vec<Vec<u8>>)> {
     (0..=log.len()).map(|cut| {
-        let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
+        let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Mark(()))).count();
         (cut, allowed(script, acknowledged))
     })
 }
@@ -285,8 +247,8 @@ fn sections_of_long_writes_survive_power_cuts() {
         write(&store, 0, BLOCKS, 1);
         store.device().close().unwrap();
         let before = first.contents();
-        let recorder =
-            Arc::new(Recorder { inner: MemoryStore::new(before.clone()), log: Mutex::default(), swallow_syncs: false });
+        let log = Log::default();
+        let recorder = Arc::new(log.store(memory(before.clone()), false));
         let store = open(recorder.clone(), format);
         let mut script = Vec::new();
         for n in 0..30 {
@@ -303,10 +265,10 @@ fn sections_of_long_writes_survive_power_cuts() {
                 Request::Write { block, count, value } => write(&store, block, count, value),
                 _ => store.sync().unwrap(),
             }
-            recorder.log.lock().unwrap().push(Step::Ack);
+            log.mark(());
             script.push(request);
         }
-        let log = recorder.log.lock().unwrap().clone();
+        let log = log.steps().clone();
         for (cut, allowed) in each_cut(&log, &script) {
             let opened = open(memory(state(&before, &log, cut, &mut random)), format);
             for (block, values) in allowed.iter().enumerate() {
@@ -347,14 +309,11 @@ fn power_cut_while_modes_change_leaves_no_damaged_journal() {
             device.flush().unwrap();
             // It is not closed.
             let before = first.contents();
-            let store = Arc::new(Recorder {
-                inner: MemoryStore::new(before.clone()),
-                log: Mutex::default(),
-                swallow_syncs: false,
-            });
+            let log = Log::default();
+            let store = Arc::new(log.store(memory(before.clone()), false));
             let options = OpenOptions { recalculate, legacy_recalculate: true, ..open_options(to, &format) };
             drop(IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap());
-            let log = store.log.lock().unwrap().clone();
+            let log = log.steps().clone();
             let allowed = vec![vec![1]; BLOCKS as usize];
             for cut in 0..=log.len() {
                 let bytes = state(&before, &log, cut, &mut random);

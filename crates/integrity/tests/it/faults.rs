@@ -2,55 +2,13 @@
 
 use crate::sealed::{gcm, with_tags_of};
 use crate::support::{fill, formatted, hash, memory, open_options};
-use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::store::{read_all, write_all};
+use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores};
-use std::io::IoSlice;
+use inlock_testing::ScriptedStore;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-struct Failing {
-    inner: Arc<MemoryStore>,
-    left: AtomicUsize,
-}
-
-impl Failing {
-    fn step(&self) -> Result<(), Errno> {
-        let left = self.left.fetch_sub(1, Ordering::SeqCst);
-        if left == 1 { Err(Errno::IO) } else { Ok(()) }
-    }
-}
-
-impl BackingStore for Failing {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.step()?;
-        self.inner.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.step()?;
-        self.inner.write_at(data, offset)
-    }
-
-    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
-        self.step()?;
-        self.inner.write_vectored_at(parts, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.step()?;
-        self.inner.sync()
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-}
+use std::sync::atomic::Ordering;
 
 fn options() -> FormatOptions {
     FormatOptions {
@@ -71,7 +29,7 @@ fn nth_failure_of_a_store_loses_no_flushed_write() {
         let (image, _) = formatted(&format, 192 << 10, None);
         for nth in 1.. {
             let bytes = memory(image.clone());
-            let failing = Arc::new(Failing { inner: bytes.clone(), left: AtomicUsize::new(nth) });
+            let (failing, calls) = ScriptedStore::failing_at(bytes.clone(), nth, Errno::IO);
             let mut flushed = [0; 16];
             let mut written = [0; 16];
             if let Ok(device) = IntegrityDevice::open(Stores::interleaved(failing.clone()), open_options(mode, &format))
@@ -98,7 +56,7 @@ fn nth_failure_of_a_store_loses_no_flushed_write() {
             }
             faults += 1;
             // No call failed: the end of the loop.
-            if failing.left.load(Ordering::SeqCst) >= 1 && failing.left.load(Ordering::SeqCst) <= nth {
+            if calls.load(Ordering::SeqCst) < nth {
                 break;
             }
         }
@@ -120,7 +78,7 @@ fn nth_failure_of_a_store_loses_no_flushed_write_of_an_aead() {
     let mut faults = 0;
     for nth in 1.. {
         let bytes = memory(image.clone());
-        let failing = Arc::new(Failing { inner: bytes.clone(), left: AtomicUsize::new(nth) });
+        let (failing, calls) = ScriptedStore::failing_at(bytes.clone(), nth, Errno::IO);
         let flushed = open(failing.clone()).map_or(vec![[0; BLOCKS as usize]; 2], |store| {
             assert_eq!(store.device().layout().journal.entries, 8);
             let run = |number: u64| {
@@ -153,7 +111,7 @@ fn nth_failure_of_a_store_loses_no_flushed_write_of_an_aead() {
             assert!(newer, "call {nth} failed, block {block} is older than {value}");
         }
         faults += 1;
-        if (1..=nth).contains(&failing.left.load(Ordering::SeqCst)) {
+        if calls.load(Ordering::SeqCst) < nth {
             break;
         }
     }

@@ -3,12 +3,13 @@
 use crate::sealed::{gcm, with_tags_of};
 use crate::support::{Numbers, fill, formatted, memory, open_options, tuple};
 use inlock_cipher::VolumeKey;
-use inlock_engine::store::{memory::MemoryStore, write_all};
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::store::write_all;
+use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
     Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher,
     Layout, Mode, OpenOptions, RecordedState, Stores, empties_journal, stored_section, tag_root,
 };
+use inlock_testing::{self as testing, Log};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -16,42 +17,8 @@ const LEN: usize = 192 << 10;
 const TAG: usize = 240;
 const HEADER: Digest = [5; 32];
 
-#[derive(Clone)]
-enum Step {
-    Write { at: usize, data: Vec<u8> },
-    Sync,
-    Record(FreshnessRecord),
-}
-
-/// A store that keeps what was done to it, with the records between.
-struct Logged {
-    inner: MemoryStore,
-    log: Arc<Mutex<Vec<Step>>>,
-}
-
-impl BackingStore for Logged {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.log.lock().unwrap().push(Step::Write { at: offset as usize, data: data.to_vec() });
-        self.inner.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.log.lock().unwrap().push(Step::Sync);
-        Ok(())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-}
+/// A step of the store, with the records between.
+type Step = testing::Step<FreshnessRecord>;
 
 /// Returns the store when the power fails behind these steps: writes since the last sync are there, or not, or in part.
 fn cut(before: &[u8], log: &[Step], random: &mut Numbers) -> Vec<u8> {
@@ -106,17 +73,17 @@ fn newest(device: &IntegrityDevice, stores: &Stores) -> (u32, Digest) {
 }
 
 /// Opens a volume, records its commits, and returns the device with the log of its store.
-fn open_recorded(bytes: &[u8]) -> (IntegrityDevice, Arc<Mutex<Vec<Step>>>) {
-    let log = Arc::new(Mutex::new(Vec::new()));
-    let store = Arc::new(Logged { inner: MemoryStore::new(bytes.to_vec()), log: log.clone() });
+fn open_recorded(bytes: &[u8]) -> (IntegrityDevice, Log<FreshnessRecord>) {
+    let log = Log::default();
+    let store = Arc::new(log.store(memory(bytes.to_vec()), false));
     let stores = Stores::interleaved(store);
     let device = open(stores.clone());
     let first = record(RecordedState::Open, Some(newest(&device, &stores)));
-    log.lock().unwrap().push(Step::Record(first));
-    let records = Arc::clone(&log);
+    log.mark(first);
+    let records = log.clone();
     let push = move |section, digest| {
         let next = record(RecordedState::Open, Some((section, digest)));
-        records.lock().unwrap().push(Step::Record(next));
+        records.mark(next);
         Ok(())
     };
     device.record_commits(push).unwrap();
@@ -147,14 +114,14 @@ fn newest_state_is_accepted_after_every_power_cut_and_older_ones_are_not() {
             }
         }
         device.flush().unwrap();
-        let log = log.lock().unwrap().clone();
+        let log = log.steps().clone();
         let records = |log: &[Step]| -> Vec<FreshnessRecord> {
-            log.iter().filter_map(|step| if let Step::Record(record) = step { Some(*record) } else { None }).collect()
+            log.iter().filter_map(|step| if let Step::Mark(record) = step { Some(*record) } else { None }).collect()
         };
         let last = *records(&log).last().unwrap();
         assert!(records(&log).len() > 4);
         // Behind this step, what the last record tells is being written.
-        let is_record = |step: &Step| matches!(step, Step::Record(_));
+        let is_record = |step: &Step| matches!(step, Step::Mark(_));
         let end = log.iter().rposition(is_record).unwrap();
         let end = log[..end].iter().rposition(is_record).unwrap();
         for at in 0..=log.len() {
@@ -164,7 +131,7 @@ fn newest_state_is_accepted_after_every_power_cut_and_older_ones_are_not() {
             assert_eq!(compare(&newest, &bytes), Freshness::Newest, "seed {seed}, step {at} of {}", log.len());
             accepted += 1;
             // An interrupted write of the record leaves the one before it.
-            if let (Some(Step::Record(_)), [.., earlier, _]) = (log.get(at.wrapping_sub(1)), &known[..]) {
+            if let (Some(Step::Mark(_)), [.., earlier, _]) = (log.get(at.wrapping_sub(1)), &known[..]) {
                 assert_eq!(compare(earlier, &bytes), Freshness::Newest, "seed {seed}, step {at}");
             }
             // Everything that is older than the last record is refused.
@@ -175,7 +142,7 @@ fn newest_state_is_accepted_after_every_power_cut_and_older_ones_are_not() {
             // The power fails again while the volume is opened, which empties the journal.
             if at % 5 == 0 {
                 let (_, log) = open_recorded(&bytes);
-                let log = log.lock().unwrap().clone();
+                let log = log.steps().clone();
                 let empties = empties_journal(&stores(&bytes), &OpenOptions::new(Mode::Journal)).unwrap();
                 let state = if empties { RecordedState::Opening } else { newest.state };
                 let opening = FreshnessRecord { state, ..newest };
@@ -319,10 +286,8 @@ fn sections_with_the_same_entries_have_different_digests() {
         let (device, log) = open_recorded(&image);
         write(&device, 7, 1);
         device.flush().unwrap();
-        let log = log.lock().unwrap();
-        let Some(Step::Record(FreshnessRecord { section: Some(section), .. })) = log.last() else {
-            panic!("no record")
-        };
+        let log = log.steps();
+        let Some(Step::Mark(FreshnessRecord { section: Some(section), .. })) = log.last() else { panic!("no record") };
         *section
     };
     let (first, second) = (digest_of_a_flush(), digest_of_a_flush());

@@ -2,49 +2,35 @@
 
 use crate::sealed::{gcm, with_tags_of};
 use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
+use inlock_engine::BackingStore;
 use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
-use inlock_engine::{BackingStore, Errno, Geometry};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, OpenOptions, Stores};
+use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const BLOCK: usize = 512;
 
-/// Memory that counts the writes of each thread by its name.
-struct Watched {
-    inner: Arc<MemoryStore>,
-    writes: Mutex<HashMap<String, usize>>,
-}
+/// Number of writes of each thread, by its name.
+#[derive(Clone, Debug, Default)]
+struct Writes(Arc<Mutex<HashMap<String, usize>>>);
 
-impl Watched {
-    fn writes_of(&self, name: &str) -> usize {
-        self.writes.lock().unwrap().get(name).copied().unwrap_or(0)
-    }
-}
-
-impl BackingStore for Watched {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Writes {
+    fn of(&self, name: &str) -> usize {
+        self.0.lock().unwrap().get(name).copied().unwrap_or(0)
     }
 
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        let name = std::thread::current().name().unwrap_or_default().to_owned();
-        *self.writes.lock().unwrap().entry(name).or_default() += 1;
-        self.inner.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.inner.sync()
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
+    /// Returns a store that counts its writes here.
+    fn watch(&self, inner: Arc<MemoryStore>) -> Arc<ScriptedStore> {
+        let Self(writes) = self.clone();
+        Arc::new(ScriptedStore::new(inner, move |call| {
+            if let Call::Write { .. } = call {
+                let name = std::thread::current().name().unwrap_or_default().to_owned();
+                *writes.lock().unwrap().entry(name).or_default() += 1;
+            }
+            Verdict::Pass
+        }))
     }
 }
 
@@ -70,7 +56,8 @@ fn thread_empties_the_journal_while_others_write() {
     const WRITERS: u64 = 4;
     const BLOCKS: u64 = 400;
     let bytes = memory(formatted(&options(), 16 << 20, None).0);
-    let watched = Arc::new(Watched { inner: bytes.clone(), writes: Mutex::default() });
+    let writes = Writes::default();
+    let watched = writes.watch(bytes.clone());
     let device = open(watched.clone());
     let writer = JournalWriter::start(Arc::clone(&device)).unwrap().unwrap();
     assert!(JournalWriter::start(Arc::clone(&device)).unwrap().is_none(), "one thread for a device");
@@ -91,7 +78,7 @@ fn thread_empties_the_journal_while_others_write() {
         let running: Vec<_> = (0..WRITERS).map(|number| scope.spawn(move || write(number))).collect();
         running.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(watched.writes_of("inlock-journal") > 0, "{:?}", watched.writes.lock().unwrap());
+    assert!(writes.of("inlock-journal") > 0, "{:?}", writes);
     check(&device, &model);
     drop(writer);
     // Power is cut: everything was flushed.
@@ -105,22 +92,23 @@ fn thread_empties_the_journal_while_others_write() {
 #[test]
 fn writers_empty_the_journal_after_the_thread_has_ended() {
     let bytes = memory(formatted(&options(), 16 << 20, None).0);
-    let watched = Arc::new(Watched { inner: bytes, writes: Mutex::default() });
+    let writes = Writes::default();
+    let watched = writes.watch(bytes);
     let device = open(watched.clone());
     drop(JournalWriter::start(Arc::clone(&device)).unwrap().unwrap());
-    assert_eq!(watched.writes_of("inlock-journal"), 0);
+    assert_eq!(writes.of("inlock-journal"), 0);
     let mut model = HashMap::new();
     for block in 0..8000 {
         device.write(block, &fill(block, 7, BLOCK), &[]).unwrap();
         model.insert(block, 7);
     }
-    assert_eq!(watched.writes_of("inlock-journal"), 0);
+    assert_eq!(writes.of("inlock-journal"), 0);
     let own = std::thread::current().name().unwrap().to_owned();
-    assert!(watched.writes_of(&own) > 0);
+    assert!(writes.of(&own) > 0);
     check(&device, &model);
     let again = JournalWriter::start(Arc::clone(&device)).unwrap();
     assert!(again.is_some(), "the place of the first one is free");
-    while watched.writes_of("inlock-journal") == 0 {
+    while writes.of("inlock-journal") == 0 {
         device.write(0, &fill(0, 8, BLOCK), &[]).unwrap();
     }
     model.insert(0, 8);
@@ -189,60 +177,27 @@ fn sections_of_several_threads_keep_the_order_of_their_writes() {
     }
 }
 
-/// A store whose syncs wait while the gate is closed.
-struct Gated {
-    inner: Arc<MemoryStore>,
-    closed: Mutex<bool>,
-    changed: Condvar,
-    waiting: AtomicBool,
-}
-
-impl BackingStore for Gated {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.inner.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        let mut closed = self.closed.lock().unwrap();
-        while *closed {
-            self.waiting.store(true, Ordering::SeqCst);
-            closed = self.changed.wait(closed).unwrap();
-        }
-        self.inner.sync()
-    }
-
-    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-}
-
 /// A flush in flight has taken its sections before, and one that makes room does not take the open section:
 /// neither makes a write durable that was acknowledged meanwhile.
 #[test]
 fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
     const BLOCKS: u64 = 1100;
     let bytes = memory(formatted(&options(), 16 << 20, None).0);
-    let gated = Arc::new(Gated {
-        inner: bytes.clone(),
-        closed: Mutex::new(false),
-        changed: Condvar::new(),
-        waiting: AtomicBool::new(false),
-    });
+    let gate = Arc::new(Gate::default());
+    let syncs = Arc::clone(&gate);
+    let gated = Arc::new(ScriptedStore::new(bytes.clone(), move |call| {
+        if call == Call::Sync {
+            syncs.pass();
+        }
+        Verdict::Pass
+    }));
     let device = open(gated.clone());
     let _writer = JournalWriter::start(Arc::clone(&device)).unwrap();
     device.write(1, &fill(1, 1, BLOCK), &[]).unwrap();
-    *gated.closed.lock().unwrap() = true;
+    gate.close();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| device.flush().unwrap());
-        while !gated.waiting.load(Ordering::SeqCst) {
+        while gate.waiting() == 0 {
             std::thread::yield_now();
         }
         // More than half of the journal, so that the thread waits to empty it, and not all.
@@ -255,8 +210,7 @@ fn flush_that_began_before_a_write_does_not_stand_for_the_next_one() {
         let second = scope.spawn(|| device.flush().unwrap());
         // Time for it to wait, too.
         std::thread::sleep(Duration::from_millis(50));
-        *gated.closed.lock().unwrap() = false;
-        gated.changed.notify_all();
+        gate.open();
         first.join().unwrap();
         second.join().unwrap();
     });

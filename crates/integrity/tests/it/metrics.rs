@@ -1,9 +1,9 @@
 //! Counters: the bytes that are stored for those that clients write.
 
 use crate::support::{formatted, hash, memory, open_options};
-use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, Mode, Stores};
+use inlock_testing::{Call, ScriptedStore, Verdict};
 use std::sync::{Arc, Mutex};
 
 /// Returns the bytes stored for each byte of sequential writes of 128 KiB, a flush after each MiB.
@@ -57,37 +57,18 @@ fn evicted_tags_are_counted() {
     assert_eq!(device.metrics().stored_bytes - before, BLOCKS * (512 + 4096));
 }
 
-/// Records the lengths of writes.
-struct Writes(Arc<MemoryStore>, Mutex<Vec<usize>>);
-
-impl BackingStore for Writes {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.0.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.1.lock().unwrap().push(data.len());
-        self.0.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.0.sync()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.0.discard(offset, len)
-    }
-}
-
 #[test]
 fn changed_tags_side_by_side_are_flushed_in_one_write() {
     let format = FormatOptions { tag_size: Some(64), internal_hash: Some(hash("sha512")), ..FormatOptions::default() };
     let (data, meta) = formatted(&format, 4 << 20, Some(2 << 20));
-    let meta = Arc::new(Writes(memory(meta.unwrap()), Mutex::default()));
+    let lens = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&lens);
+    let meta = Arc::new(ScriptedStore::new(memory(meta.unwrap()), move |call| {
+        if let Call::Write { data, .. } = call {
+            recorded.lock().unwrap().push(data.len());
+        }
+        Verdict::Pass
+    }));
     let data = memory(data);
     let open = || {
         let stores = Stores::separate(data.clone(), meta.clone());
@@ -100,9 +81,9 @@ fn changed_tags_side_by_side_are_flushed_in_one_write() {
         device.write(piece * 64, &[piece as u8; 512], &[]).unwrap();
     }
     device.flush().unwrap();
-    assert_eq!(*meta.1.lock().unwrap(), [3 * 4096, 4096, 2 * 4096, 2 * 4096]);
+    assert_eq!(*lens.lock().unwrap(), [3 * 4096, 4096, 2 * 4096, 2 * 4096]);
     device.flush().unwrap();
-    assert_eq!(meta.1.lock().unwrap().len(), 4, "nothing is written twice");
+    assert_eq!(lens.lock().unwrap().len(), 4, "nothing is written twice");
     drop(device);
     let device = open();
     for piece in pieces {

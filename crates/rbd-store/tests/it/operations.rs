@@ -1,7 +1,8 @@
 //! Operations that succeed, fail, come late or never.
 
 use crate::fake::{Log, open, open_with, options};
-use inlock_engine::store::asynchronous::{AsyncOperation, AsyncStore, call};
+use inlock_engine::store::StoreOperation;
+use inlock_engine::store::asynchronous::{AsyncStore, call};
 use inlock_engine::{BackingStore, BlockStatus, Buffer, Errno};
 use inlock_tests::random::Random;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,9 +43,9 @@ fn short_read_is_zero_in_the_image_and_ends_at_its_end() {
     assert_eq!(store.write_at(&[7; BLOCK], 0), Ok(BLOCK));
     let mut buffer = Buffer::new(BLOCK);
     buffer.data_mut().fill(1);
-    let (result, read) = call(&store, AsyncOperation::Read { offset: 0, buffer, range: 0..BLOCK });
+    let (result, read) = call(&store, StoreOperation::Read { offset: 0, buffer, range: 0..BLOCK });
     assert_eq!(result, Ok(BLOCK));
-    let AsyncOperation::Read { buffer, .. } = read else { panic!("{read:?}") };
+    let StoreOperation::Read { buffer, .. } = read else { panic!("{read:?}") };
     let found = buffer.data();
     assert!(found[..1000].iter().all(|byte| *byte == 7) && found[1000..].iter().all(|byte| *byte == 0));
     // A read over the end, which librbd cuts.

@@ -1,17 +1,18 @@
 //! Stores that fail.
 
-use crate::support::{Device, Failing, memory, parameters, read};
+use crate::support::{Device, failing, memory, parameters, read};
 use inlock_cipher::Hash;
 use inlock_engine::Errno;
+use inlock_testing::ScriptedStore;
 use inlock_verity::{OpenOptions, Stores, VerityError, VerityStore, create, verify};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns a store whose operation of this number, and those behind it, fail.
-fn faulty(bytes: &[u8], left: u64) -> Arc<Failing> {
+fn faulty(bytes: &[u8], left: u64) -> Arc<ScriptedStore> {
     let left = AtomicU64::new(left);
     let step = |left: u64| Some(left.saturating_sub(1));
-    Failing::new(bytes, move |_| match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
+    failing(bytes, move |_| match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
         Ok(0) | Err(_) => Err(Errno::NODEV),
         Ok(_) => Ok(()),
     })

@@ -1,6 +1,6 @@
 //! Error correction: the parity is that of `veritysetup`, and bad blocks are rebuilt as far as the code allows.
 
-use crate::support::{Device, Failing, memory, noise, parameters, read, recording};
+use crate::support::{Device, failing, memory, noise, parameters, read, recording};
 use inlock_cipher::Hash;
 use inlock_engine::Errno;
 use inlock_verity::{
@@ -215,7 +215,7 @@ fn unreadable_blocks_are_rebuilt() {
     let rounds = parameters.blocks.div_ceil(253);
     let unreadable = |bytes: &[u8], bad: &[u64]| {
         let bad: HashSet<u64> = bad.iter().copied().collect();
-        Failing::new(bytes, move |range| {
+        failing(bytes, move |range| {
             let mut blocks = range.start / 8192..range.end.div_ceil(8192);
             if blocks.any(|block| bad.contains(&block)) { Err(Errno::IO) } else { Ok(()) }
         })
@@ -315,7 +315,7 @@ fn verification_with_repairs_counts_wrong_bytes_or_names_the_first_bad_block() {
     spare.root = digest[..32].to_vec();
     assert!(corruption(verify(&spare, &parity)).is_spare);
     // A device that cannot be read.
-    let stores = Stores::new(Failing::new(&device.data, |_| Err(Errno::NODEV)), memory(device.tree.clone()), 0);
+    let stores = Stores::new(failing(&device.data, |_| Err(Errno::NODEV)), memory(device.tree.clone()), 0);
     let fec = fec_of(&device, &parity, parameters);
     let error = verify_repairing(&stores, &device.layout, &device.root, &fec, 1).unwrap_err();
     assert!(matches!(error, VerityError::Io { .. } | VerityError::Corrupt(_)), "{error}");

@@ -1,9 +1,9 @@
 //! Reads of a device: every range, bad blocks, the bound of the cache.
 
-use crate::support::{Device, Failing, memory, noise, parameters, read, recording};
+use crate::support::{Device, failing, memory, noise, parameters, read, recording};
 use inlock_cipher::Hash;
-use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::{BackingStore, Errno, Geometry, StoreProfile};
+use inlock_engine::{BackingStore, Errno, StoreProfile};
+use inlock_testing::{Call, ScriptedStore, Verdict};
 use inlock_verity::{Area, Fec, FecParameters, OnCorruption, OpenOptions, Stores, VerityError, VerityStore};
 use std::sync::{Arc, Mutex};
 
@@ -221,41 +221,24 @@ fn first_1024_bad_blocks_are_reported_and_some_reads_of_others() {
     assert_eq!(*reports.lock().unwrap(), expected);
 }
 
-/// A store that keeps what is prefetched.
-struct Prefetched(Arc<MemoryStore>, Mutex<Vec<(u64, u64)>>);
-
-impl BackingStore for Prefetched {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-    fn profile(&self) -> StoreProfile {
-        let mut profile = StoreProfile::default();
-        profile.in_memory = true;
-        profile
-    }
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.0.read_at(data, offset)
-    }
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.0.write_at(data, offset)
-    }
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.1.lock().unwrap().push((offset, len));
-    }
-}
-
 /// Reads of memory are calls, but not if a block may have to be rebuilt; data are prefetched where they are.
 #[test]
 fn profile_and_prefetch_are_those_of_the_data() {
     let device = Device::new(&parameters(Hash::Sha256, 512, 512, 40));
-    let in_memory = |bytes: &[u8]| Arc::new(Prefetched(memory(bytes.to_vec()), Mutex::default()));
-    let slow = || Failing::new(&device.data, |_| Ok(()));
+    let prefetched = Arc::new(Mutex::new(Vec::new()));
+    let in_memory = |bytes: &[u8]| {
+        let mut profile = StoreProfile::default();
+        profile.in_memory = true;
+        let prefetched = Arc::clone(&prefetched);
+        let script = move |call: Call<'_>| {
+            if let Call::Prefetch { offset, len } = call {
+                prefetched.lock().unwrap().push((offset, len));
+            }
+            Verdict::Pass
+        };
+        Arc::new(ScriptedStore::new(memory(bytes.to_vec()), script).with_profile(profile))
+    };
+    let slow = || failing(&device.data, |_| Ok(()));
     let open = |data, tree, fec| {
         let options = OpenOptions { fec, ..OpenOptions::default() };
         VerityStore::open(&Stores::new(data, tree, 0), &device.layout, &device.root, options).unwrap()
@@ -263,7 +246,7 @@ fn profile_and_prefetch_are_those_of_the_data() {
     let data = in_memory(&device.data);
     let store = open(data.clone(), in_memory(&device.tree), None);
     store.prefetch(1024, 777);
-    assert_eq!(*data.1.lock().unwrap(), [(1024, 777)]);
+    assert_eq!(*prefetched.lock().unwrap(), [(1024, 777)]);
     assert!(store.profile().in_memory && store.fec().is_none());
     assert_eq!(OpenOptions::default().cache_len, 32 << 20);
     assert!(!open(slow(), in_memory(&device.tree), None).profile().in_memory);

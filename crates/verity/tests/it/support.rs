@@ -2,7 +2,8 @@
 
 use inlock_cipher::Hash;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::{BackingStore, Errno};
+use inlock_testing::{Call, ScriptedStore, Verdict};
 use inlock_verity::{Layout, OpenOptions, Parameters, Stores, VerityError, VerityStore, create};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -27,43 +28,16 @@ pub(crate) fn parameters(hash: Hash, data_block_len: u32, hash_block_len: u32, d
     Parameters { hash, data_block_len, hash_block_len, data_blocks, salt: vec![0xa5; 32], ..Parameters::default() }
 }
 
-/// Memory whose reads and writes may fail: `check` is called with their range in bytes.
-pub(crate) struct Failing {
-    store: Arc<MemoryStore>,
-    check: Box<dyn Fn(Range<u64>) -> Result<(), Errno> + Send + Sync>,
-}
-
-impl Failing {
-    pub(crate) fn new(
-        bytes: &[u8],
-        check: impl Fn(Range<u64>) -> Result<(), Errno> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Arc::new(Self { store: memory(bytes.to_vec()), check: Box::new(check) })
-    }
-}
-
-impl BackingStore for Failing {
-    fn geometry(&self) -> Geometry {
-        self.store.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        (self.check)(offset..offset + data.len() as u64)?;
-        self.store.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        (self.check)(offset..offset + data.len() as u64)?;
-        self.store.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.store.sync()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.store.discard(offset, len)
-    }
+/// Returns memory whose reads and writes may fail: `check` is called with their range in bytes.
+pub(crate) fn failing(
+    bytes: &[u8],
+    check: impl Fn(Range<u64>) -> Result<(), Errno> + Send + Sync + 'static,
+) -> Arc<ScriptedStore> {
+    let script = move |call: Call<'_>| match call.range().map(&check) {
+        Some(Err(error)) => Verdict::Fail(error),
+        Some(Ok(())) | None => Verdict::Pass,
+    };
+    Arc::new(ScriptedStore::new(memory(bytes.to_vec()), script))
 }
 
 /// A device in memory.

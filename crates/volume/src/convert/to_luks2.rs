@@ -4,9 +4,9 @@ use super::ConvertError;
 use super::shift::{Shift, shift, spare};
 use crate::header_device::HeaderDevice;
 use crate::luks1::{Luks1, layout};
-use crate::luks2::binary_header::{BinaryHeader, Copy};
+use crate::luks2::binary_header::BinaryHeader;
 use crate::luks2::wipe::fill_random;
-use crate::luks2::{self, NewCopies};
+use crate::luks2::{self, Copies};
 use crate::pbkdf::Hash;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -19,7 +19,6 @@ const HDR_SIZE: u64 = luks2::DEFAULT_METADATA_LEN;
 const AREAS_START: u64 = 2 * HDR_SIZE;
 /// How far areas are moved up.
 const DISTANCE: u64 = AREAS_START - layout::KEYSLOT_ALIGN;
-const SECTOR: usize = 512;
 /// Bytes of the LUKS1 header, with the rest of its second sector.
 const LUKS1_LEN: u64 = 1024;
 
@@ -82,16 +81,7 @@ impl Plan {
         let is_done = |number, start| target(&self.luks1, number, start) == start;
         shift(&mut luks1, device, Shift { distance: DISTANCE, is_up: true }, is_done)?;
         let copies = self.header(|number| luks1.area(number).start)?;
-        device.write_all_at(copies.of(Copy::Secondary), HDR_SIZE)?;
-        device.sync()?;
-        let primary = copies.of(Copy::Primary);
-        device.write_all_at(&primary[4096..], 4096)?;
-        device.sync()?;
-        // From here on it is LUKS2: with the second copy until the rest of the first is written.
-        device.write_all_at(&primary[..SECTOR], 0)?;
-        device.sync()?;
-        device.write_all_at(&primary[SECTOR..4096], SECTOR as u64)?;
-        device.sync()?;
+        copies.replace_luks1(device)?;
         // Areas without a key may have a copy of one.
         for number in (0..8).filter(|number| !luks1.active_keyslots().contains(number)) {
             fill_random(device, luks1.area(number))?;
@@ -100,7 +90,7 @@ impl Plan {
     }
 
     /// Returns the LUKS2 header with the areas of the keyslots at these offsets.
-    fn header(&self, offset_of: impl Fn(u32) -> u64) -> Result<NewCopies, ConvertError> {
+    fn header(&self, offset_of: impl Fn(u32) -> u64) -> Result<Copies<'static>, ConvertError> {
         let header = BinaryHeader {
             hdr_size: HDR_SIZE,
             // That of cryptsetup.
@@ -110,7 +100,7 @@ impl Plan {
             csum_alg: Hash::Sha256,
             uuid: self.luks1.uuid().to_owned(),
         };
-        Ok(NewCopies::new(&header, &self.metadata(offset_of))?)
+        Ok(Copies::new(&header, &self.metadata(offset_of))?)
     }
 
     fn metadata(&self, offset_of: impl Fn(u32) -> u64) -> Map<String, Value> {

@@ -3,14 +3,14 @@
 //! The copy that was not trusted is written first, and made durable before the other one is written. So a power cut
 //! leaves at least one valid copy, with the old metadata or the new; a damaged copy is repaired as well.
 
-use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
+use super::binary_header::{BinaryHeader, Copy};
+use super::copies::{Copies, json_area};
 use super::metadata::Metadata;
 use super::{HEADER, Luks2, load, validate};
 use crate::byte_text::bytes_of_text;
 use crate::checked_device::CheckedDevice;
 use crate::error::{CommitError, LoadWarning};
 use crate::header_device::HeaderDevice;
-use crate::pbkdf::fill_random;
 use serde_json::{Map, Value};
 
 /// A new version of the header that complies with the format and fits its area, not yet written.
@@ -52,8 +52,9 @@ impl Luks2 {
     /// Writes both copies, one after the other.
     pub(super) fn write(&mut self, device: &CheckedDevice<'_>, draft: Draft) -> Result<(), CommitError> {
         let Draft { header, map, metadata, area } = draft;
+        let copies = Copies::encode(&header, &area)?;
         for copy in [self.trusted.other(), self.trusted] {
-            write_copy(device, &header, copy, &area)?;
+            copies.write(device, copy)?;
             self.trusted = copy;
         }
         self.trusted = Copy::Primary;
@@ -90,7 +91,7 @@ impl Luks2 {
         let mut area = vec![0; self.header.json_len()];
         let json = bytes_of_text(&self.json);
         area[..json.len()].copy_from_slice(&json);
-        write_copy(device, &self.header, self.trusted.other(), &area)
+        Ok(Copies::encode(&self.header, &area)?.write(device, self.trusted.other())?)
     }
 }
 
@@ -100,58 +101,4 @@ impl Luks2 {
         self.rewrite_other_copy(device)?;
         Self { trusted: self.trusted.other(), ..self.clone() }.rewrite_other_copy(device)
     }
-}
-
-fn write_copy(
-    device: &dyn HeaderDevice,
-    header: &BinaryHeader,
-    copy: Copy,
-    json_area: &[u8],
-) -> Result<(), CommitError> {
-    device.write_all_at(&encode(header, copy, json_area)?, header.offset(copy))?;
-    Ok(device.sync()?)
-}
-
-/// Returns a copy, with a new salt.
-fn encode(header: &BinaryHeader, copy: Copy, json_area: &[u8]) -> Result<Vec<u8>, CommitError> {
-    let mut salt = [0; 64];
-    fill_random(&mut salt)?;
-    let mut bytes = header.encode(copy, &salt, json_area).to_vec();
-    bytes.extend_from_slice(json_area);
-    Ok(bytes)
-}
-
-/// Both copies of a new header, checked and encoded.
-#[derive(Debug)]
-pub(crate) struct NewCopies {
-    primary: Vec<u8>,
-    secondary: Vec<u8>,
-}
-
-impl NewCopies {
-    pub(crate) fn new(header: &BinaryHeader, map: &Map<String, Value>) -> Result<Self, CommitError> {
-        validate::check(HEADER, header, map)?;
-        let area = json_area(header, map).map_err(|(needed, area)| CommitError::MetadataTooLarge { needed, area })?;
-        Ok(Self { primary: encode(header, Copy::Primary, &area)?, secondary: encode(header, Copy::Secondary, &area)? })
-    }
-
-    pub(crate) fn of(&self, copy: Copy) -> &[u8] {
-        match copy {
-            Copy::Primary => &self.primary,
-            Copy::Secondary => &self.secondary,
-        }
-    }
-}
-
-/// Returns the JSON area with the text of `map`. Fails with the length of the text with its zero byte, and the length
-/// of the area.
-pub(super) fn json_area(header: &BinaryHeader, map: &Map<String, Value>) -> Result<Vec<u8>, (u64, u64)> {
-    let text = serde_json::to_string(map).expect("a tree with string keys always becomes text");
-    let mut area = bytes_of_text(&text).into_owned();
-    let len = header.hdr_size as usize - BLOCK_LEN;
-    if area.len() >= len {
-        return Err((area.len() as u64 + 1, len as u64));
-    }
-    area.resize(len, 0);
-    Ok(area)
 }

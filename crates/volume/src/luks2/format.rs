@@ -1,12 +1,12 @@
 //! Creating a LUKS2 volume.
 //!
-//! Order of writes: wipe old headers; key material and both JSON areas; block of the first copy; block of the second
-//! copy; each is made durable before the next. Only the first sector of a block has content, and a sector is written
-//! whole or not at all: a power cut leaves the new volume, the old one, or none.
+//! Order of writes: wipe old headers; key material and both JSON areas; first sector of the first copy; first sector of
+//! the second copy; each is made durable before the next. A sector is written whole or not at all: a power cut leaves
+//! the new volume, the old one, or none.
 
 use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
-use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, is_label};
-use super::commit::json_area;
+use super::binary_header::{BLOCK_LEN, BinaryHeader, SECOND_OFFSETS, is_label};
+use super::copies::{Copies, json_area};
 use super::new_digest::new_digest;
 use super::new_keyslot::{self, KeyslotPlan};
 use super::validate::{self, MAX_OBJECTS};
@@ -254,17 +254,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     wipe_old_headers(device, u64::MAX)?;
     fill_random(device, area_offset..options.header_len())?;
     device.write_all_at(&material, area_offset)?;
-    for copy in [Copy::Primary, Copy::Secondary] {
-        device.write_all_at(&[0; BLOCK_LEN], header.offset(copy))?;
-        device.write_all_at(&area, header.offset(copy) + BLOCK_LEN as u64)?;
-    }
-    device.sync()?;
-    for copy in [Copy::Primary, Copy::Secondary] {
-        let mut salt = [0; 64];
-        crate::pbkdf::fill_random(&mut salt)?;
-        device.write_all_at(&header.encode(copy, &salt, &area), header.offset(copy))?;
-        device.sync()?;
-    }
+    Copies::encode(&header, &area)?.create(device)?;
     Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))
 }
 

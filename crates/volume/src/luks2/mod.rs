@@ -7,6 +7,7 @@
 mod areas;
 pub mod binary_header;
 mod commit;
+mod copies;
 pub(crate) mod digest;
 pub(crate) mod dump;
 mod edit;
@@ -38,7 +39,7 @@ use metadata::Metadata;
 use serde_json::{Map, Value};
 
 pub(crate) use areas::{MAX_KEYSLOTS_LEN, keyslots_end as header_end};
-pub(crate) use commit::NewCopies;
+pub(crate) use copies::Copies;
 
 pub(crate) const HEADER: &str = "LUKS2 header";
 pub(crate) const SECOND_HEADER: &str = "LUKS2 second header";

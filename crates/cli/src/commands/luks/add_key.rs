@@ -1,10 +1,7 @@
 //! `luksAddKey`: adds a keyslot with a new passphrase, or an unbound one with a key of its own.
 
-use inlock_open::source::KeySource;
-use std::fs::File;
-use std::io::Read;
-
 use anyhow::Context;
+use inlock_open::source::KeySource;
 use inlock_volume::{EditError, NewKeyslot, Secret, Volume, VolumeKey};
 
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
@@ -192,7 +189,6 @@ impl AddKeyArgs {
 
 fn random_key(len: usize) -> anyhow::Result<VolumeKey> {
     let mut key = VolumeKey::zeroed(len);
-    let filled = File::open("/dev/urandom").and_then(|mut random| random.read_exact(key.as_mut_bytes()));
-    filled.context("cannot read random bytes")?;
+    getrandom::fill(key.as_mut_bytes()).context("cannot read random bytes")?;
     Ok(key)
 }
