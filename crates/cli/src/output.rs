@@ -118,6 +118,10 @@ impl Output {
             return Err(CliError::usage("The output file is the image itself."));
         }
         let Some(path) = path else {
+            if inlock_engine::startup::stdout_was_closed() {
+                // What the runtime has opened in its place takes all data.
+                return Err(output.cannot_write(rustix::io::Errno::BADF.into()));
+            }
             // Not through the standard library, which buffers lines.
             let out = io::stdout().as_fd().try_clone_to_owned().map_err(|error| output.cannot_write(error))?;
             output.use_file(out.into())?;

@@ -68,6 +68,7 @@ mod pieces;
 pub mod request;
 pub mod ring;
 pub mod rmw;
+pub mod startup;
 pub mod stats;
 pub mod store;
 mod sync;

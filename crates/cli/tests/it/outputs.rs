@@ -32,6 +32,22 @@ fn export_to_storage_that_runs_full_fails() {
     run(Command::new("sh").args(["-c", &script]), b"").fails(1, &["standard output"]);
 }
 
+/// The runtime opens /dev/null in place of a closed descriptor.
+#[test]
+fn export_to_closed_standard_output_fails() {
+    let dir = Dir::new();
+    let source = dir.file("source", &noise(1 << 20));
+    let export = |output: &str| {
+        let script = format!("exec {} export --type raw {source} - {output}", env!("CARGO_BIN_EXE_inlock"));
+        run(Command::new("sh").args(["-c", &script]), b"")
+    };
+    export(">&-").fails(1, &["cannot write standard output: Bad file descriptor"]);
+    // What others open so is wanted.
+    for output in [">/dev/null", "1<>/dev/null", "<&- >/dev/null", "2>&- >/dev/null"] {
+        assert_eq!(export(output).code, 0, "{output}");
+    }
+}
+
 #[test]
 fn import_into_storage_that_runs_full_fails() {
     let dir = Dir::new();

@@ -275,7 +275,9 @@ fn write_gpt(bytes: &mut [u8], wiped: &[&str]) {
     fields.into_iter().for_each(|(at, value)| header[at..at + 8].copy_from_slice(&lba(value)));
     header[56..72].copy_from_slice(b"\x8d\xfc\x5a\x89\xe6\xc4\xb7\x45\xbf\xf3\x27\x33\xe7\xb5\xa8\xc4");
     let mut entries = [0; 32 * 512];
-    entries[..32].copy_from_slice(b"\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4\xae\x3f\x0c\x98\x36\x02\xd3\x49\xa1\x0b\xe5\x7e\xeb\x00\xf6\x77");
+    // Type and identity of a partition.
+    entries[..16].copy_from_slice(b"\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4");
+    entries[16..32].copy_from_slice(b"\xae\x3f\x0c\x98\x36\x02\xd3\x49\xa1\x0b\xe5\x7e\xeb\x00\xf6\x77");
     (entries[33], entries[41]) = (8, 0x17);
     for (header_at, entries_at) in [(sector, 2 * sector), ((sectors - 1) * sector, (sectors - 33) * sector)] {
         bytes[header_at..][..512].copy_from_slice(&header);

@@ -1,8 +1,9 @@
 //! Tests of what the crate sees of a device.
 
 use super::*;
+use crate::store::Geometry;
 use crate::store::memory::MemoryStore;
-use inlock_cipher::CipherSpec;
+use inlock_cipher::{CipherSpec, SECTOR_SIZE};
 use std::time::Duration;
 
 fn key() -> VolumeKey {
@@ -42,5 +43,79 @@ fn block_status_covers_no_more_than_was_asked_for() {
     for (offset, len) in [(0, 100), (0, 512), (100, 412), (1000, 50), (4096, 8192), (512, 700)] {
         let found = device.block_status(offset, len).unwrap();
         assert_eq!(found, BlockStatus { offset, len, hole: false });
+    }
+}
+
+/// A store of sectors, each of which is a hole or not.
+struct Sectors(Vec<bool>);
+
+impl BackingStore for Sectors {
+    fn geometry(&self) -> Geometry {
+        Geometry::new(self.0.len() as u64 * SECTOR_SIZE)
+    }
+
+    fn read_at(&self, data: &mut [u8], _: u64) -> Result<usize, Errno> {
+        data.fill(0);
+        Ok(data.len())
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> Result<usize, Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::ROFS)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let (first, end) = (offset / SECTOR_SIZE, (offset + len).div_ceil(SECTOR_SIZE));
+        let hole = self.0[first as usize];
+        let same = (first..end).take_while(|sector| self.0[*sector as usize] == hole).count() as u64;
+        Ok(BlockStatus { offset, len: ((first + same) * SECTOR_SIZE - offset).min(len), hole })
+    }
+}
+
+/// A data unit is a hole if all of it is one in the store; a status says so of every unit that it covers, begins at any
+/// byte, and is no shorter than the rest of the first unit.
+#[test]
+fn block_status_is_that_of_whole_units() {
+    const UNIT: u64 = 4096;
+    let mut random = 1_u64;
+    for _ in 0..40 {
+        let sectors: Vec<bool> = (0..64)
+            .map(|_| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                // Long runs are likely.
+                random.is_multiple_of(8)
+            })
+            .scan(true, |state, turns| {
+                *state ^= turns;
+                Some(*state)
+            })
+            .collect();
+        let is_hole: Vec<bool> = sectors.chunks(8).map(|unit| unit.iter().all(|hole| *hole)).collect();
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(UNIT as u32).unwrap());
+        let device = Device::new(&[segment], &key(), Arc::new(Sectors(sectors)), Access::default()).unwrap();
+        for offset in (0..device.len()).step_by(512).flat_map(|at| [at, at + 1, at + 511]) {
+            for len in [1, 512, 513, UNIT, UNIT + 1, 3 * UNIT, device.len()] {
+                let len = len.min(device.len() - offset);
+                let status = device.block_status(offset, len).unwrap();
+                assert_eq!(status.offset, offset);
+                assert!((1..=len).contains(&status.len), "{offset}, {len}: {status:?}");
+                let rest = (UNIT - offset % UNIT).min(len);
+                assert!(status.len >= rest, "{offset}, {len}: {status:?} ends within the first unit");
+                let mut units = offset / UNIT..(offset + status.len).div_ceil(UNIT);
+                let is_right = units.all(|unit| is_hole[unit as usize] == status.hole);
+                assert!(is_right, "{offset}, {len}: {status:?} in {is_hole:?}");
+                let end = offset + status.len;
+                assert!(end == offset + len || end.is_multiple_of(UNIT), "{offset}, {len}: {status:?} ends in a unit");
+            }
+        }
     }
 }
