@@ -620,3 +620,6 @@ impl Drop for Driver {
         inbox.jobs.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

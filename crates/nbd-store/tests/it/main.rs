@@ -7,6 +7,7 @@ mod fake;
 mod handshake;
 mod hostile;
 mod order;
+mod limits;
 mod real;
 mod restart;
 mod tls;
