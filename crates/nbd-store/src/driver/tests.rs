@@ -7,7 +7,7 @@ use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_frontend::nbd::handshake::ReplyStyle;
 use inlock_frontend::nbd::link::Link;
 use rustix::event::EventfdFlags;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -60,14 +60,17 @@ impl Scene {
 
     /// Returns a connection over which these jobs were sent.
     fn line(&mut self, jobs: Vec<Job>) -> Line {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let (link, facts) = (Link::new(std::os::fd::OwnedFd::from(ours), None), self.driver.facts);
-        let dialed = Dialed { link, style: ReplyStyle::Simple, has_extents: false, facts, server: Vec::new() };
-        let mut line = Line::new(dialed, self.peers.len() as u64);
+        let mut line = Line::new(self.dialed(), self.peers.len() as u64);
         jobs.into_iter().for_each(|job| line.queue(job));
         line.send().unwrap();
-        self.peers.push(theirs);
         line
+    }
+
+    fn dialed(&mut self) -> Dialed {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (link, facts) = (Link::new(std::os::fd::OwnedFd::from(ours), None), self.driver.facts);
+        self.peers.push(theirs);
+        Dialed { link, style: ReplyStyle::Simple, has_extents: false, facts, server: Vec::new() }
     }
 
     /// Gives up a connection with these jobs, as of now.
@@ -80,6 +83,16 @@ impl Scene {
     fn waiting(&self) -> Vec<Kind> {
         self.driver.waiting.iter().map(|job| job.kind).collect()
     }
+}
+
+/// Runs something that ends at once unless it is broken.
+fn in_time(what: impl FnOnce() + Send + 'static) {
+    let (end, ended) = channel();
+    std::thread::spawn(move || {
+        what();
+        let _ = end.send(());
+    });
+    assert!(ended.recv_timeout(120 * SECOND).is_ok(), "it does not end");
 }
 
 const WRITE: Kind = Kind::Write { durable: false };
@@ -225,4 +238,99 @@ fn replay_whose_log_is_given_up_ends_with_what_is_in_flight() {
     scene.driver.assign();
     assert!(matches!(scene.driver.phase, Phase::Replaying { .. }), "three writes are in flight");
     assert_eq!(scene.driver.in_flight(), 3);
+}
+
+/// A connection that is lost because one of its requests is late is not listened to for the others.
+#[test]
+fn lost_connection_with_one_late_request_gives_all_of_them_back() {
+    for (late, is_mute) in [(None, false), (Some(0), true), (Some(1), true)] {
+        let mut scene = Scene::new(|_| ());
+        let deadline = |n| if Some(n) == late { scene.now } else { scene.now + 600 * SECOND };
+        let jobs = [0, 1].map(|n| job(WRITE, n * 4096, deadline(n)).0);
+        let line = scene.line(jobs.into());
+        scene.driver.lines.push(line);
+        scene.driver.lose(Broken::Socket(Errno::TIMEDOUT));
+        assert_eq!((scene.driver.given_up[0].is_mute(), scene.waiting().len()), (is_mute, if is_mute { 2 } else { 0 }));
+    }
+}
+
+/// The thread wakes up for the first deadline of all.
+#[test]
+fn next_deadline_is_the_first_one() {
+    let mut scene = Scene::new(|_| ());
+    let line = scene.line(Vec::new());
+    scene.driver.lines.push(line);
+    let (early, late) = (scene.now + SECOND, scene.now + 2 * SECOND);
+    for (deadline, expected) in [(late, late), (early, early), (late, early)] {
+        scene.driver.queue(job(Kind::Read, 0, deadline).0);
+        assert_eq!(scene.driver.next_deadline, Some(expected));
+    }
+    let mut scene = Scene::new(|_| ());
+    for (deadline, expected) in [(late, late), (early, early), (late, early)] {
+        scene.driver.shared.push(job(Kind::Read, 0, deadline).0);
+        assert!(scene.driver.take_messages());
+        assert_eq!(scene.driver.next_deadline, Some(expected));
+    }
+}
+
+/// The thread sleeps no longer than until the end of a drain, or of the wait for a lost server, and a message wakes it.
+#[test]
+fn wait_ends_with_the_first_limit_or_a_message() {
+    for has_given_up in [true, false] {
+        in_time(move || {
+            let mut scene = Scene::new(|options| options.reconnect_delay = 10 * SECOND);
+            if has_given_up {
+                scene.give_up(vec![job(WRITE, 0, scene.now + 600 * SECOND).0]);
+            } else {
+                scene.driver.waiting.push_back(job(Kind::Read, 0, scene.now + 600 * SECOND).0);
+            }
+            let (since, retry_at) = (scene.now.checked_sub(20 * SECOND).unwrap(), scene.now + 600 * SECOND);
+            scene.driver.phase = Phase::Down { since, retry_at, is_dialing: true };
+            scene.driver.wait_and_receive();
+        });
+    }
+    in_time(|| {
+        let mut scene = Scene::new(|_| ());
+        scene.driver.shared.push(job(Kind::Read, 0, scene.now + 600 * SECOND).0);
+        scene.driver.wait_and_receive();
+        let mut polled = [PollFd::new(scene.driver.shared.waker(), PollFlags::IN)];
+        let ready = rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        assert_eq!(ready, Ok(0), "the next wait would end at once, and the next as well");
+    });
+}
+
+/// Requests that come when the thread has ended, and those that it had not taken, fail.
+#[test]
+fn thread_that_ends_leaves_no_request_without_a_result() {
+    in_time(|| {
+        let scene = Scene::new(|_| ());
+        let shared = Arc::clone(&scene.driver.shared);
+        let (before, before_result) = job(Kind::Read, 0, scene.now + 600 * SECOND);
+        let (after, after_result) = job(Kind::Read, 0, scene.now + 600 * SECOND);
+        shared.push(before);
+        drop(scene);
+        shared.push(after);
+        assert!(before_result.recv().unwrap().is_err() && after_result.recv().unwrap().is_err());
+    });
+}
+
+/// No request of a connection has the cookie of one of an earlier connection.
+#[test]
+fn connections_have_numbers_of_their_own() {
+    let mut scene = Scene::new(|_| ());
+    let mut cookies = std::collections::BTreeSet::new();
+    for count in [1, 2, 1] {
+        scene.driver.phase = Phase::Down { since: scene.now, retry_at: scene.now, is_dialing: true };
+        let dialed = (0..count).map(|_| scene.dialed()).collect();
+        scene.driver.connected(Ok(dialed));
+        for n in 0..count {
+            let line = &mut scene.driver.lines[n];
+            line.queue(job(Kind::Read, 0, scene.now + 600 * SECOND).0);
+            line.send().unwrap();
+            let mut request = [0; 28];
+            let at = scene.peers.len() - count + n;
+            scene.peers[at].read_exact(&mut request).unwrap();
+            assert!(cookies.insert(request[8..16].to_vec()), "a cookie comes twice");
+        }
+    }
 }

@@ -25,6 +25,7 @@ fn every_dialect_reads_writes_and_flushes() {
         ("with zeroes", Facts { knows_go: false, sends_zeroes: true, ..base.clone() }, true),
         ("blocks of 512", Facts { blocks: Some([512, 4096, 65536]), ..base.clone() }, true),
         ("blocks of 4096", Facts { blocks: Some([4096, 4096, 8192]), ..base.clone() }, true),
+        ("short payloads", Facts { blocks: Some([512, 4096, 4096]), ..base.clone() }, true),
         ("several connections", Facts { flags: FLAGS | crate::fake::MULTI_CONN, ..base.clone() }, true),
         ("without FUA", Facts { flags: 1 | 4, ..base }, true),
     ];

@@ -60,7 +60,7 @@ const STATUS: u16 = command::BLOCK_STATUS;
 const AT: u64 = 8192;
 const LEN: usize = 4096;
 
-const CASES: [Case; 83] = [
+const CASES: [Case; 84] = [
     case("wrong magic", Structured, READ, |c, _| lie(c, &[9; 20]), Recovers),
     case("structured reply in a simple dialogue", Simple, READ, |c, a| lie(c, &a.chunk(0, true, &[])), Recovers),
     case("compact reply in an extended dialogue", Extended, WRITE, |c, a| lie(c, &a.simple(0)), Recovers),
@@ -201,6 +201,7 @@ const CASES: [Case; 83] = [
         |c, a| send(c, &[error(a, 1), a.done()].concat(), After::GoOn),
         Fails(Errno::PERM),
     ),
+    case("success after an error", Structured, READ, |c, a| lie(c, &[error(a, 5), a.simple(0)].concat()), Recovers),
     case(
         "two errors",
         Structured,

@@ -6,8 +6,8 @@
 mod fake;
 mod handshake;
 mod hostile;
-mod order;
 mod limits;
+mod order;
 mod real;
 mod restart;
 mod tls;
