@@ -334,3 +334,37 @@ fn connections_have_numbers_of_their_own() {
         }
     }
 }
+
+/// After an abort, or a server with another export, nothing begins again.
+#[test]
+fn ended_driver_stays_so() {
+    for is_refused in [true, false] {
+        let mut scene = Scene::new(|_| ());
+        scene.give_up(vec![job(WRITE, 0, scene.now + 600 * SECOND).0]);
+        let (waiting, result) = job(Kind::Read, 0, scene.now + 600 * SECOND);
+        scene.driver.waiting.push_back(waiting);
+        if is_refused {
+            scene.driver.refuse("a test")
+        } else {
+            scene.driver.end()
+        }
+        assert_eq!((result.recv().unwrap(), scene.driver.given_up.len()), (Err(Errno::IO), 0));
+        scene.driver.check_time(scene.now + 600 * SECOND);
+        let dialed = vec![scene.dialed()];
+        scene.driver.connected(Ok(dialed));
+        assert!(matches!(scene.driver.phase, Phase::Ended) && scene.driver.lines.is_empty());
+    }
+}
+
+/// A connection takes as many requests as it has places for, and no more.
+#[test]
+fn full_connection_is_given_no_request() {
+    let mut scene = Scene::new(|_| ());
+    let line = scene.line(Vec::new());
+    scene.driver.lines.push(line);
+    for _ in 0..SLOTS {
+        assert!(scene.driver.free_line().is_some());
+        scene.driver.queue(Job::new(Kind::Flush, Owner::Store, 0, 0, scene.now));
+    }
+    assert!(scene.driver.free_line().is_none());
+}

@@ -157,3 +157,16 @@ fn abort_fails_writes_of_lost_connections() {
     state.0.lock().unwrap().1 = true;
     state.1.notify_all();
 }
+
+/// Times without an end are those of a year.
+#[test]
+fn endless_times_are_taken() {
+    let fake = Fake::start(Facts::default());
+    let mut options = StoreOptions::default();
+    (options.connect_timeout, options.store_timeout) = (Duration::MAX, Duration::MAX);
+    options.reconnect_delay = Duration::MAX;
+    let store = fake.open(&options).unwrap();
+    fake.fall();
+    fake.rise();
+    assert_eq!(store.read_at(&mut [0; 512], 0), Ok(512));
+}
