@@ -85,10 +85,10 @@ const CASES: [Case; 85] = [
     case("data chunk without data", Structured, READ, |c, a| lie(c, &a.data(AT, &[], true)), Recovers),
     case("data chunk without offset", Structured, READ, |c, a| lie(c, &a.chunk(1, true, &[0; 7])), Recovers),
     case(
-        "data and a chunk without any behind them",
+        "data and an empty hole behind them",
         Structured,
         READ,
-        |c, a| lie(c, &[a.data(AT, &[1; LEN], false), a.data(AT + LEN as u64, &[], true)].concat()),
+        |c, a| lie(c, &[a.data(AT, &[1; LEN], false), a.hole(AT + LEN as u64, 0, true)].concat()),
         Recovers,
     ),
     case("data before the range", Structured, READ, |c, a| lie(c, &a.data(AT - 512, &[1; LEN], true)), Recovers),

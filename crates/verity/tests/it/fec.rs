@@ -290,6 +290,9 @@ fn parity_of_devices_that_are_too_short_is_refused() {
         let verified = verify_repairing(&device.stores(), &device.layout, &device.root, &fec, 1);
         assert!(matches!(&verified, Err(VerityError::Field(field)) if field.field == expected), "{verified:?}");
     }
+    let full = Failing::new(&parity, |_| Err(Errno::NOSPC));
+    let created = Fec::new(full, good, &device.layout).unwrap().create(&device.stores(), 1);
+    assert!(matches!(created, Err(VerityError::Io { source: Errno::NOSPC, .. })), "{created:?}");
     let far = Stores::new(memory(device.data.clone()), memory(device.tree.clone()), u64::MAX);
     let created = fec_of(&device, &parity, good).create(&far, 1);
     assert!(matches!(&created, Err(VerityError::Field(field)) if field.field == "fec_blocks"), "{created:?}");
