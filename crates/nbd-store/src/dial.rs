@@ -426,3 +426,30 @@ fn quoted(text: &[u8]) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     if text.is_empty() { String::new() } else { format!(": {text}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn tcp_connection_sends_at_once_and_notices_a_dead_peer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let length = Duration::from_secs(60);
+        // A name may have addresses at which nobody listens.
+        for host in ["127.0.0.1", "localhost"] {
+            let limit = Limit { deadline: Instant::now() + length, length };
+            let socket = connect_socket(&Address::Tcp(host.to_owned(), port), limit).unwrap();
+            let Socket::Tcp(socket) = socket else { panic!("another kind of socket") };
+            assert!(socket.nodelay().unwrap() && sockopt::socket_keepalive(&socket).unwrap(), "{host}");
+            let times = [sockopt::tcp_keepidle(&socket).unwrap(), sockopt::tcp_keepintvl(&socket).unwrap()];
+            assert_eq!(times, [15, 5].map(Duration::from_secs));
+            assert_eq!((sockopt::tcp_keepcnt(&socket), sockopt::tcp_user_timeout(&socket)), (Ok(3), Ok(30_000)));
+        }
+        drop(listener);
+        let limit = Limit { deadline: Instant::now() + length, length };
+        let refused = connect_socket(&Address::Tcp("127.0.0.1".to_owned(), port), limit).err().unwrap();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

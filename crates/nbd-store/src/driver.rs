@@ -420,15 +420,11 @@ impl Driver {
             }
             Kind::Read | Kind::Write { .. } => {}
         }
-        let asked = job.len;
         job.len = job.len.min(size.saturating_sub(job.offset)).min(self.facts.max_payload.into());
         let is_whole = job.offset.is_multiple_of(block) && job.len.is_multiple_of(block);
         match job.kind {
             _ if job.len == 0 => ended(job, Ok(())),
-            _ if !is_whole => {
-                job.len = asked;
-                ended(job, Err(Errno::INVAL))
-            }
+            _ if !is_whole => ended(job, Err(Errno::INVAL)),
             Kind::Write { .. } => self.prepare_write(job),
             _ => Prepared::Send(job),
         }
@@ -620,3 +616,6 @@ impl Drop for Driver {
         inbox.jobs.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

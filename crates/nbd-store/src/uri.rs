@@ -382,6 +382,7 @@ mod tests {
             ("nbd://host:0/", UriError::Port("0".to_owned())),
             ("nbd://host:70000/", UriError::Port("70000".to_owned())),
             ("nbd://host:x/", UriError::Port("x".to_owned())),
+            ("nbd://host:+80/", UriError::Port("+80".to_owned())),
             ("nbd://host/?socket=s", UriError::Parameter("socket".to_owned())),
             ("nbd://host/?x=1", UriError::Parameter("x=1".to_owned())),
             ("nbd+unix:///", UriError::NoSocket),

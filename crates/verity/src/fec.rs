@@ -258,7 +258,14 @@ mod tests {
         };
         let layout = parameters.layout().unwrap();
         let (rounds, at_a_time) = (7, 3);
-        let blocks = 253 * (rounds - 1) + 100;
+        // With a last column that has some blocks, and all.
+        for blocks in [253 * (rounds - 1) + 100, 253 * rounds] {
+            rebuild_some(&layout, blocks, rounds, at_a_time);
+        }
+    }
+
+    fn rebuild_some(layout: &Layout, blocks: u64, rounds: u64, at_a_time: usize) {
+        const LEN: usize = 512;
         let bytes = |number: u64| (0..LEN as u64).map(|at| ((number * 31 + at * 7) >> 2) as u8).collect::<Vec<u8>>();
         let data = Arc::new(MemoryStore::new([bytes(0), bytes(1)].concat()));
         let hash = Arc::new(MemoryStore::new((2..blocks).flat_map(bytes).collect()));
@@ -266,7 +273,7 @@ mod tests {
         let parameters = FecParameters { roots: 2, blocks, offset: LEN as u64 };
         let len = LEN as u64 + rounds * 2 * LEN as u64;
         let parity = Arc::new(MemoryStore::new(vec![0x77; len as usize]));
-        let fec = Fec::new(parity.clone(), parameters, &layout).unwrap();
+        let fec = Fec::new(parity.clone(), parameters, layout).unwrap();
         assert_eq!(fec.parity_len() + parameters.offset, len);
         fec.create_in_pieces(&stores, 2, at_a_time * LEN).unwrap();
         assert!(parity.contents()[..LEN].iter().all(|byte| *byte == 0x77), "bytes before the parity");
@@ -330,6 +337,19 @@ mod tests {
             let store = Unreadable(MemoryStore::new(data.clone()), bad.to_vec());
             Stores::new(Arc::new(store), hash.clone(), 0)
         };
+        fec.create(&stores(&[]), 1).unwrap();
+        // A block at a time, though it is longer than the piece.
+        let parity = fec.parity.clone();
+        let all = |at: u64| {
+            let mut bytes = vec![0; 3 * 4096];
+            read_all(&*parity, &mut bytes, at).unwrap();
+            bytes
+        };
+        let before = all(0);
+        fec.create_in_pieces(&stores(&[]), 1, 1).unwrap();
+        assert!(all(0) == before);
+        let failed = fec.create(&stores(&[42]), 1);
+        assert!(matches!(failed, Err(VerityError::Io { source: Errno::IO, .. })), "{failed:?}");
         fec.create(&stores(&[]), 1).unwrap();
         for bad in 0..=4 {
             let bad: Vec<u64> = (0..bad).map(|at| 7 + 13 * at).collect();

@@ -263,3 +263,39 @@ impl Walk<'_> {
         Err(Corruption { is_root: false, is_spare: true, ..corruption }.into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn threads_are_as_many_as_wanted_and_no_more_than_jobs() {
+        for (threads, jobs, expected) in [(4, 10, 4), (4, 4, 4), (4, 2, 2), (4, 0, 1), (1, 10, 1), (0, 10, 1)] {
+            let count = AtomicUsize::new(0);
+            let work = |_: &AtomicBool| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            };
+            on_threads(threads, jobs, work).unwrap();
+            assert_eq!(count.into_inner(), expected, "{threads} threads, {jobs} jobs");
+        }
+    }
+
+    #[test]
+    fn thread_that_fails_ends_the_others() {
+        let calls = AtomicUsize::new(0);
+        let begun = std::time::Instant::now();
+        let failed = on_threads(2, 2, |failed| {
+            if calls.fetch_add(1, Ordering::Relaxed) == 0 {
+                return Err(VerityError::NoSuperblock);
+            }
+            while !failed.load(Ordering::Relaxed) {
+                assert!(begun.elapsed().as_secs() < 60, "nothing tells of the failure");
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        assert!(matches!(failed, Err(VerityError::NoSuperblock)));
+    }
+}

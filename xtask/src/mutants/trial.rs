@@ -71,8 +71,8 @@ enum End {
     Hung(String),
 }
 
-/// Runs each test of a program alone, `jobs` at a time, and records the mutants that it reaches. Records of earlier runs
-/// are used if the program is the same. Tests that take longer than `longest`, or fail, are left out.
+/// Runs each test of a program alone, `jobs` at a time, and records the mutants that it reaches. Records of earlier
+/// runs are used if the program is the same. Tests that take longer than `longest`, or fail, are left out.
 pub(super) fn reached(
     program: &Path,
     directory: &Path,

@@ -13,20 +13,20 @@ use std::sync::Arc;
 
 const LEN: usize = 192 << 10;
 /// Blocks that are in use.
-const BLOCKS: u64 = 24;
+pub(crate) const BLOCKS: u64 = 24;
 
 /// A step of the store. The mark: a request was acknowledged.
-type Step = testing::Step<()>;
+pub(crate) type Step = testing::Step<()>;
 
 #[derive(Clone, Copy, Debug)]
-enum Request {
+pub(crate) enum Request {
     Write { block: u64, count: u64, value: u8 },
     Flush,
     Maintain,
 }
 
 /// Returns the state of the store when the power fails after `cut` steps.
-fn state(before: &[u8], log: &[Step], cut: usize, random: &mut Numbers) -> Vec<u8> {
+pub(crate) fn state(before: &[u8], log: &[Step], cut: usize, random: &mut Numbers) -> Vec<u8> {
     let durable = log[..cut].iter().rposition(|step| matches!(step, Step::Sync)).unwrap_or(0);
     let mut bytes = before.to_vec();
     let style = random.below(4);
@@ -99,7 +99,7 @@ fn each_cut(log: &[Step], script: &[Request]) -> impl Iterator<Item = (usize, Ve
     })
 }
 
-fn write(device: &IntegrityDevice, block: u64, count: u64, value: u8, external: bool) {
+pub(crate) fn write(device: &IntegrityDevice, block: u64, count: u64, value: u8, external: bool) {
     let layout = device.layout();
     let (mut data, mut tuples) = (Vec::new(), Vec::new());
     for block in block..block + count {
@@ -113,7 +113,7 @@ fn write(device: &IntegrityDevice, block: u64, count: u64, value: u8, external: 
 }
 
 /// Returns the values that each block may have.
-fn allowed(script: &[Request], acknowledged: usize) -> Vec<Vec<u8>> {
+pub(crate) fn allowed(script: &[Request], acknowledged: usize) -> Vec<Vec<u8>> {
     let mut allowed = vec![vec![1]; BLOCKS as usize];
     for (n, request) in script.iter().enumerate().take(acknowledged + 1) {
         match request {
@@ -144,7 +144,7 @@ fn violations_of(bytes: Vec<u8>, allowed: &[Vec<u8>], options: &OpenOptions, ext
     found + again + bad_blocks(&device, allowed, external)
 }
 
-fn bad_blocks(device: &IntegrityDevice, allowed: &[Vec<u8>], external: bool) -> usize {
+pub(crate) fn bad_blocks(device: &IntegrityDevice, allowed: &[Vec<u8>], external: bool) -> usize {
     let layout = *device.layout();
     let is_bad = |(block, values): (usize, &Vec<u8>)| {
         let (mut data, mut tuples) = (vec![0; layout.block_len()], vec![]);
@@ -162,7 +162,7 @@ fn bad_blocks(device: &IntegrityDevice, allowed: &[Vec<u8>], external: bool) -> 
     allowed.iter().enumerate().filter(|(block, values)| is_bad((*block, values))).count()
 }
 
-fn base(tag_size: Option<usize>, internal: Option<&str>) -> FormatOptions {
+pub(crate) fn base(tag_size: Option<usize>, internal: Option<&str>) -> FormatOptions {
     FormatOptions {
         tag_size,
         internal_hash: internal.map(hash),

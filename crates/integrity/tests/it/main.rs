@@ -17,6 +17,7 @@ mod marks;
 mod metrics;
 mod resize;
 mod sealed;
+mod separate;
 mod support;
 mod tampering;
 mod unsigned_fields;

@@ -44,7 +44,7 @@ pub(crate) enum After {
     Ignore,
 }
 
-/// Answers the first request of its kind on the first connection. `None`: the request is answered honestly.
+/// Answers the first request of its kind on one connection. `None`: the request is answered honestly.
 pub(crate) type Lie = fn(&mut UnixStream, &Asked) -> Option<After>;
 
 /// Answers an option on any connection. `None`: it is answered honestly.
@@ -73,7 +73,11 @@ pub(crate) struct Facts {
     pub(crate) lie: Option<Lie>,
     /// Kind of requests that get the lie; `None`: the lie decides.
     pub(crate) lie_to: Option<u16>,
+    /// Number of the connection that gets the lie: the first one is 0.
+    pub(crate) lie_on: usize,
     pub(crate) option_lie: Option<OptionLie>,
+    /// Sends zeroes behind the facts of EXPORT_NAME, as servers of old do.
+    pub(crate) sends_zeroes: bool,
     /// Bytes of its first reply, of these requests, after which the server closes the connection.
     pub(crate) cut: Option<(u16, usize)>,
     /// Number of requests after which the server falls.
@@ -95,7 +99,9 @@ impl Default for Facts {
             knows_go: true,
             lie: None,
             lie_to: None,
+            lie_on: 0,
             option_lie: None,
+            sends_zeroes: false,
             cut: None,
             falls_after: None,
             pause: None,
@@ -176,12 +182,12 @@ impl Fake {
                 if *shared.down.lock().unwrap() {
                     continue;
                 }
-                let is_first = shared.connections.fetch_add(1, Ordering::SeqCst) == 0;
+                let number = shared.connections.fetch_add(1, Ordering::SeqCst);
                 shared.clients.lock().unwrap().push(client.try_clone().unwrap());
                 // A client that leaves ends its thread.
                 std::thread::spawn(move || {
                     let end = client.try_clone().unwrap();
-                    drop(shared.serve(client, is_first));
+                    drop(shared.serve(client, number));
                     end.shutdown(std::net::Shutdown::Both)
                 });
             }
@@ -263,16 +269,16 @@ impl Shared {
         }
     }
 
-    fn serve(&self, mut client: UnixStream, is_first: bool) -> std::io::Result<()> {
+    fn serve(&self, mut client: UnixStream, number: usize) -> std::io::Result<()> {
         let facts = self.facts.lock().unwrap().clone();
         let mut greeting = magic::SERVER.to_be_bytes().to_vec();
         greeting.extend(magic::OPTION.to_be_bytes());
-        greeting.extend([0, 3]);
+        greeting.extend([0, if facts.sends_zeroes { 1 } else { 3 }]);
         client.write_all(&greeting)?;
         receive(&mut client, 4)?;
         let Some(style) = options(&mut client, &facts)? else { return Ok(()) };
         while let Some(asked) = request(&mut client, style)? {
-            let is_meant = is_first && facts.lie_to.is_none_or(|kind| kind == asked.kind);
+            let is_meant = number == facts.lie_on && facts.lie_to.is_none_or(|kind| kind == asked.kind);
             let lie = facts.lie.filter(|_| is_meant && !*self.lied.lock().unwrap());
             match lie.and_then(|lie| lie(&mut client, &asked)) {
                 Some(After::Close) => {
@@ -482,7 +488,8 @@ fn options(client: &mut UnixStream, facts: &Facts) -> std::io::Result<Option<Sty
                 return Ok(Some(style));
             }
             option::EXPORT_NAME => {
-                client.write_all(&export(facts.size, facts.flags)[2..])?;
+                let zeroes = if facts.sends_zeroes { 124 } else { 0 };
+                client.write_all(&[&export(facts.size, facts.flags)[2..], &vec![0; zeroes]].concat())?;
                 return Ok(Some(style));
             }
             _ => option_reply::ERR_UNSUP,

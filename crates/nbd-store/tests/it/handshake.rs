@@ -6,8 +6,11 @@ use inlock_engine::{BackingStore, BlockStatus, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError};
 use inlock_tests::nbd::{magic, option, option_reply};
 use inlock_tests::report::count;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use std::io::{IoSlice, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Every dialect gives the same bytes, and extents where it has them.
@@ -19,8 +22,10 @@ fn every_dialect_reads_writes_and_flushes() {
         ("structured", base.clone(), true),
         ("extended", Facts { style: Style::Extended, ..base.clone() }, true),
         ("without GO", Facts { knows_go: false, ..base.clone() }, true),
+        ("with zeroes", Facts { knows_go: false, sends_zeroes: true, ..base.clone() }, true),
         ("blocks of 512", Facts { blocks: Some([512, 4096, 65536]), ..base.clone() }, true),
         ("blocks of 4096", Facts { blocks: Some([4096, 4096, 8192]), ..base.clone() }, true),
+        ("short payloads", Facts { blocks: Some([512, 4096, 4096]), ..base.clone() }, true),
         ("several connections", Facts { flags: FLAGS | crate::fake::MULTI_CONN, ..base.clone() }, true),
         ("without FUA", Facts { flags: 1 | 4, ..base }, true),
     ];
@@ -124,7 +129,7 @@ fn blocks_of(client: &mut UnixStream, number: u32, blocks: [u32; 3]) -> Option<A
 }
 
 /// Answers to options.
-const CASES: [Case; 34] = [
+const CASES: [Case; 35] = [
     ("wrong option reply magic", |c, _| c.write_all(&[7; 20]).map(|()| After::Stall).ok(), "violates the protocol"),
     ("reply to another option", |c, n| reply(c, n + 1, 1, &[]).map(|()| After::Stall).ok(), "violates the protocol"),
     (
@@ -142,6 +147,11 @@ const CASES: [Case; 34] = [
     ),
     ("TLS required at once", |c, n| reply(c, n, 1 << 31 | 5, &[]).map(|()| After::GoOn).ok(), "requires TLS"),
     ("TLS required for the export", |c, n| at_go(c, n, &[(1 << 31 | 5, &[])]), "requires TLS"),
+    (
+        "TLS required for extents",
+        |c, n| (n == option::SET_META_CONTEXT).then(|| reply(c, n, 1 << 31 | 5, &[]).map(|()| After::GoOn).ok())?,
+        "requires TLS",
+    ),
     ("unknown export", |c, n| at_go(c, n, &[(option_reply::ERR_UNKNOWN, &[])]), "the server has no export ''"),
     (
         "policy with a text",
@@ -254,6 +264,14 @@ const CASES: [Case; 34] = [
     ("stalled at GO", |_, n| (n == option::GO).then_some(After::Stall), "no answer from"),
 ];
 
+/// A listener whose queue of clients stays full: one that is stopped.
+fn full_queue(path: &Path) -> (OwnedFd, UnixStream) {
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 0).unwrap();
+    (listener, UnixStream::connect(path).unwrap())
+}
+
 /// Each fails with its reason within the time limit, and a store of the same process opens an honest server.
 #[test]
 fn hostile_handshake_fails_in_time_with_its_reason() {
@@ -289,9 +307,12 @@ fn hostile_handshake_fails_in_time_with_its_reason() {
     let silent = dir.path().join("silent");
     let _listener = UnixListener::bind(&silent).unwrap();
     judge("silence", &NbdUri::parse(&format!("nbd+unix:///?socket={}", silent.display())).unwrap(), "no answer from");
+    let full = dir.path().join("full");
+    let _queue = full_queue(&full);
+    judge("full queue", &NbdUri::parse(&format!("nbd+unix:///?socket={}", full.display())).unwrap(), "no answer from");
     judge("no server", &NbdUri::parse("nbd+unix:///?socket=/nowhere/s").unwrap(), "cannot connect to /nowhere/s");
     judge("no listener", &NbdUri::parse("nbd://127.0.0.1:1/").unwrap(), "cannot connect to 127.0.0.1:1");
     count("nbd_store_hostile_handshakes", cases);
-    assert!(cases >= 42);
+    assert!(cases >= 44);
     Fake::start(Facts::default()).open(&quick()).unwrap();
 }

@@ -60,7 +60,7 @@ const STATUS: u16 = command::BLOCK_STATUS;
 const AT: u64 = 8192;
 const LEN: usize = 4096;
 
-const CASES: [Case; 83] = [
+const CASES: [Case; 85] = [
     case("wrong magic", Structured, READ, |c, _| lie(c, &[9; 20]), Recovers),
     case("structured reply in a simple dialogue", Simple, READ, |c, a| lie(c, &a.chunk(0, true, &[])), Recovers),
     case("compact reply in an extended dialogue", Extended, WRITE, |c, a| lie(c, &a.simple(0)), Recovers),
@@ -84,6 +84,13 @@ const CASES: [Case; 83] = [
     case("no data, extended", Extended, READ, |c, a| lie(c, &a.done()), Recovers),
     case("data chunk without data", Structured, READ, |c, a| lie(c, &a.data(AT, &[], true)), Recovers),
     case("data chunk without offset", Structured, READ, |c, a| lie(c, &a.chunk(1, true, &[0; 7])), Recovers),
+    case(
+        "data and an empty hole behind them",
+        Structured,
+        READ,
+        |c, a| lie(c, &[a.data(AT, &[1; LEN], false), a.hole(AT + LEN as u64, 0, true)].concat()),
+        Recovers,
+    ),
     case("data before the range", Structured, READ, |c, a| lie(c, &a.data(AT - 512, &[1; LEN], true)), Recovers),
     case("data behind the range", Structured, READ, |c, a| lie(c, &a.data(AT + 512, &[1; LEN], true)), Recovers),
     case("data elsewhere", Structured, READ, |c, a| lie(c, &a.data(0, &[1; 512], true)), Recovers),
@@ -201,6 +208,7 @@ const CASES: [Case; 83] = [
         |c, a| send(c, &[error(a, 1), a.done()].concat(), After::GoOn),
         Fails(Errno::PERM),
     ),
+    case("success after an error", Structured, READ, |c, a| lie(c, &[error(a, 5), a.simple(0)].concat()), Recovers),
     case(
         "two errors",
         Structured,

@@ -6,6 +6,7 @@
 mod fake;
 mod handshake;
 mod hostile;
+mod limits;
 mod order;
 mod real;
 mod restart;

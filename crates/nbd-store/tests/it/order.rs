@@ -202,6 +202,49 @@ fn abort_fails_requests_that_the_server_has() {
     gate.open();
 }
 
+/// Two writes of parts of one block of the server come one after the other: neither is lost.
+#[test]
+fn writes_of_parts_of_a_block_do_not_overtake_each_other() {
+    let gate = Arc::new(Gate::default());
+    let (flags, pause) = (FLAGS | MULTI_CONN, Some(gate.pause(command::READ, Stage::Done)));
+    let fake = Fake::start(Facts { flags, pause, blocks: Some([4096, 4096, 1 << 20]), ..Facts::default() });
+    let store = fake.open(&options(None)).unwrap();
+    let overtaken = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| store.write_at(&[1; 100], 0));
+        gate.wait();
+        let second = scope.spawn(|| {
+            let written = store.write_at(&[2; 100], 100);
+            overtaken.store(true, Ordering::SeqCst);
+            written
+        });
+        // One that does not wait for the first is done meanwhile.
+        let begun = std::time::Instant::now();
+        while !overtaken.load(Ordering::SeqCst) && begun.elapsed() < Duration::from_millis(300) {
+            std::thread::yield_now();
+        }
+        gate.open();
+        assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(100), Ok(100)));
+    });
+    assert!(fake.disk().cached[..100] == [1; 100] && fake.disk().cached[100..200] == [2; 100], "a write is lost");
+}
+
+/// A store without a log makes nothing again, and does not say so.
+#[test]
+fn store_without_a_log_reports_no_writes_made_again() {
+    static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let fake = Fake::start(Facts::default());
+    let mut options = options(None);
+    options.notify = Some(|_, event| EVENTS.lock().unwrap().push(event.to_owned()));
+    let store = fake.open(&options).unwrap();
+    fake.fall();
+    fake.rise();
+    assert_eq!(store.sync(), Ok(()));
+    let events = EVENTS.lock().unwrap();
+    assert!(events.iter().any(|event| event == "connected again"), "{events:?}");
+    assert!(!events.iter().any(|event| event.contains("made again")), "{events:?}");
+}
+
 #[test]
 fn connection_without_lost_writes_makes_none_again() {
     static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -1,8 +1,8 @@
 //! Hostile superblocks and trees: each is refused with the name of its field, before memory is taken.
 
-use crate::support::{Device, memory, parameters, read};
+use crate::support::{Device, failing, memory, parameters, read};
 use inlock_cipher::Hash;
-use inlock_engine::BackingStore;
+use inlock_engine::{BackingStore, Errno};
 use inlock_verity::{OpenOptions, Stores, Superblock, VerityError, VerityStore, verify};
 
 /// Bytes of a little-endian number at an offset.
@@ -47,12 +47,12 @@ const SUPERBLOCKS: &[(&str, Patch, &str)] = &[
     ("unknown hash", name(b"sha255\0\0"), "algorithm"),
     ("hash of a file system", name(b"crc32c\0\0"), "algorithm"),
     ("hash with key", name(b"hmac-sha"), "algorithm"),
-    ("hash with a blank", name(b"sha 256\0"), "algorithm"),
-    ("hash behind a blank", name(b" sha256\0"), "algorithm"),
-    ("hash with a line feed", name(b"sha256\n\0"), "algorithm"),
-    ("hash with an escape", name(b"\x1b[2J256\0"), "algorithm"),
-    ("hash that is no text", name(b"\xff\xfe\xff\xfe256\0"), "algorithm"),
-    ("hash with half a letter", name(b"sha256\xc3\0"), "algorithm"),
+    ("hash with a blank", name(b"sha 256\0"), "other characters"),
+    ("hash behind a blank", name(b" sha256\0"), "other characters"),
+    ("hash with a line feed", name(b"sha256\n\0"), "other characters"),
+    ("hash with an escape", name(b"\x1b[2J256\0"), "other characters"),
+    ("hash that is no text", name(b"\xff\xfe\xff\xfe256\0"), "other characters"),
+    ("hash with half a letter", name(b"sha256\xc3\0"), "other characters"),
     ("hash with parentheses", name(b"crc(a)\0\0"), "algorithm"),
     ("path as a hash", name(b"../sha1\0"), "algorithm"),
     ("bytes behind the name", u8_at(40, b'x'), "algorithm"),
@@ -146,6 +146,42 @@ fn broken_superblock_is_refused_by_its_field() {
     }
     assert!(SUPERBLOCKS.len() >= 60);
     println!("COUNT verity_superblocks_judged {}", SUPERBLOCKS.len());
+}
+
+#[test]
+fn name_of_a_hash_that_fills_its_field_is_refused() {
+    let (device, mut bytes) = formatted();
+    bytes[32..64].fill(b'a');
+    let error = open(&device.data, bytes, 0, &device.root).err().unwrap().to_string();
+    assert!(error.contains("the name of the hash has no end"), "{error}");
+}
+
+/// A superblock that was read has a layout, and one that cannot be read is none that is missing.
+#[test]
+fn superblock_is_read_whole_or_not_at_all() {
+    let (_, bytes) = formatted();
+    for (at, value, len) in [u32_at(64, 0), u32_at(68, 0), u64_at(72, 0), u64_at(72, u64::MAX)] {
+        let mut broken = bytes.clone();
+        broken[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        assert!(matches!(Superblock::read(&*memory(broken), 0), Err(VerityError::Field(_))), "{at}: {value}");
+    }
+    let unsigned = Superblock::decode(&[&[0; 8][..], &bytes[8..]].concat());
+    assert_eq!(unsigned.unwrap_err().field, "signature");
+    let unreadable = failing(&bytes, |_| Err(Errno::IO));
+    assert!(matches!(Superblock::read(&*unreadable, 0), Err(VerityError::Io { source: Errno::IO, .. })));
+}
+
+/// A root hash that is cut short, or has more bytes, is no verdict about the device.
+#[test]
+fn root_hash_of_another_length_is_refused_as_such() {
+    let (device, bytes) = formatted();
+    for root in [&device.root[..31], &[&device.root[..], &[0]].concat(), &[]] {
+        let opened = open(&device.data, bytes.clone(), 0, root).err().unwrap();
+        let verified = verify(&device.stores(), &device.layout, root, 1).unwrap_err();
+        for error in [opened, verified] {
+            assert!(matches!(&error, VerityError::Field(field) if field.field == "root_hash"), "{error}");
+        }
+    }
 }
 
 #[test]

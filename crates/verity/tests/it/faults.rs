@@ -5,6 +5,7 @@ use inlock_cipher::Hash;
 use inlock_engine::Errno;
 use inlock_testing::ScriptedStore;
 use inlock_verity::{OpenOptions, Stores, VerityError, VerityStore, create, verify};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,5 +81,20 @@ fn failed_read_is_named_by_its_device() {
         };
         let error = verify(&Stores::new(data, tree, 0), &device.layout, &device.root, 1).unwrap_err();
         assert!(matches!(error, VerityError::Io { action: found, .. } if found == action), "{error}");
+    }
+}
+
+/// A block of the tree that cannot be read is not called corrupt, whichever it is.
+#[test]
+fn unreadable_block_of_the_tree_is_no_corruption() {
+    const LEN: u64 = 512;
+    let device = Device::new(&parameters(Hash::Sha256, LEN as u32, LEN as u32, 400));
+    for block in 0..device.layout.tree_blocks() {
+        let bad = move |range: Range<u64>| {
+            if range.start < (block + 1) * LEN && block * LEN < range.end { Err(Errno::IO) } else { Ok(()) }
+        };
+        let stores = Stores::new(memory(device.data.clone()), failing(&device.tree, bad), 0);
+        let verified = verify(&stores, &device.layout, &device.root, 1);
+        assert!(matches!(verified, Err(VerityError::Io { source: Errno::IO, .. })), "block {block}: {verified:?}");
     }
 }

@@ -271,8 +271,31 @@ fn impossible_parameters_are_refused_by_their_field() {
         assert_eq!(field(parameters, len), expected, "{parameters:?}");
     }
     assert_eq!(field(good, len - 1), "fec_offset");
+    assert_eq!(field(FecParameters { offset: 100, ..good }, len + 512), "fec_offset", "there is room");
     let layout = parameters(Hash::Sha256, 512, 1024, 100).layout().unwrap();
     assert_eq!(Fec::new(memory(parity), good, &layout).unwrap_err().field, "hash_block_size");
+}
+
+/// No parity is written for a device that lacks what it covers.
+#[test]
+fn parity_of_devices_that_are_too_short_is_refused() {
+    let (device, parity, good) = protected(&parameters(Hash::Sha256, 512, 512, 100), 2);
+    let more = FecParameters { blocks: good.blocks + 1, ..good };
+    for (parameters, len, expected) in [(more, parity.len(), "fec_blocks"), (good, parity.len() - 1, "fec_offset")] {
+        let short = memory(vec![0x77; len]);
+        let created = Fec::new(short.clone(), parameters, &device.layout).unwrap().create(&device.stores(), 1);
+        assert!(matches!(&created, Err(VerityError::Field(field)) if field.field == expected), "{created:?}");
+        assert!(short.contents() == vec![0x77; len], "{expected}: something is written");
+        let fec = fec_of(&device, &parity[..len], parameters);
+        let verified = verify_repairing(&device.stores(), &device.layout, &device.root, &fec, 1);
+        assert!(matches!(&verified, Err(VerityError::Field(field)) if field.field == expected), "{verified:?}");
+    }
+    let full = failing(&parity, |_| Err(Errno::NOSPC));
+    let created = Fec::new(full, good, &device.layout).unwrap().create(&device.stores(), 1);
+    assert!(matches!(created, Err(VerityError::Io { source: Errno::NOSPC, .. })), "{created:?}");
+    let far = Stores::new(memory(device.data.clone()), memory(device.tree.clone()), u64::MAX);
+    let created = fec_of(&device, &parity, good).create(&far, 1);
+    assert!(matches!(&created, Err(VerityError::Field(field)) if field.field == "fec_blocks"), "{created:?}");
 }
 
 /// All blocks of a small device are in one round: as many as there are roots are rebuilt.

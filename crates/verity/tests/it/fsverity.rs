@@ -96,6 +96,9 @@ fn impossible_parameters_of_a_file_are_refused() {
     for (parameters, field) in rows {
         let error = digest_file(&mut &b"data"[..], &parameters).unwrap_err().to_string();
         assert!(error.contains(field), "{error}");
+        // Before the file is read.
+        let error = digest_file(&mut FailsOnce(b"", Some(io::ErrorKind::Other)), &parameters).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
     }
 }
 

@@ -256,3 +256,13 @@ fn profile_and_prefetch_are_those_of_the_data() {
     assert!(!store.profile().in_memory);
     assert_eq!(store.fec().map(Fec::parameters), Some(&parameters));
 }
+
+#[test]
+fn read_behind_the_end_or_of_nothing_returns_no_bytes() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 10));
+    let store = device.open(OpenOptions::default()).unwrap();
+    for offset in [5120, 5121, 10_000, u64::MAX] {
+        assert_eq!(store.read_at(&mut [0; 512], offset), Ok(0), "{offset}");
+    }
+    assert_eq!((store.read_at(&mut [], 0), store.read_at(&mut [0; 1000], 5000)), (Ok(0), Ok(120)));
+}

@@ -119,3 +119,10 @@ fn random_salts_have_32_bytes_and_differ() {
     assert_eq!((one.len(), other.len()), (32, 32));
     assert_ne!(one, other);
 }
+
+#[test]
+fn salt_has_at_most_256_bytes() {
+    let layout = |len| Parameters { salt: vec![7; len], ..parameters(Hash::Sha256, 512, 512, 3) }.layout();
+    assert!(layout(0).is_ok() && layout(256).is_ok());
+    assert_eq!(layout(257).unwrap_err().field, "salt_size");
+}

@@ -78,6 +78,21 @@ fn key_that_is_not_the_volume_key_is_not_added() {
     }
 }
 
+/// The digest takes a key with zeroes behind it, and a cipher takes several lengths: a keyslot tells the right one.
+#[test]
+fn longer_key_that_the_cipher_takes_is_not_the_volume_key() {
+    let device = MemoryDevice::zeroed((1 << 20) + 8192);
+    let cipher = "aes-cbc-essiv:sha256".parse().unwrap();
+    let options = with!(support::luks2_options(); cipher: cipher, key_len: 16);
+    luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+    let mut volume = Volume::load(&device).unwrap();
+    let key = key_of(&volume, &device, PASSPHRASE);
+    let longer = VolumeKey::new(&[key.as_bytes(), &[0; 8]].concat());
+    let added = volume.add_keyslot(&device, &longer, &secret(b"b"), &pbkdf2());
+    assert!(matches!(added, Err(EditError::WrongKey)), "{added:?}");
+    volume.add_keyslot(&device, &key, &secret(b"b"), &pbkdf2()).unwrap();
+}
+
 #[test]
 fn number_that_is_not_free_or_not_active_is_refused() {
     for (version, device) in images() {

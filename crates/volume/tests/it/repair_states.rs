@@ -10,6 +10,7 @@ use crate::support::{PASSPHRASE, is_full, luks1_image, secret, with};
 use inlock_volume::{HeaderDevice, KdfLimits, MemoryDevice, Repair, RepairPlan, UnlockOptions, Volume};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 
 /// Start of the keyslot areas of LUKS2.
 const AREAS: usize = 32 << 10;
@@ -286,4 +287,63 @@ fn signature_in_salt_of_luks1_keyslot_in_use_stays() {
         plan.execute(&device, false).unwrap();
         assert_eq!(device.to_vec()[510..512] == table, is_enabled);
     }
+}
+
+/// A keyslot with an odd flag may hold a key, unless a partition table lies over its salt.
+#[test]
+fn partition_table_tells_which_luks1_keyslots_hold_nothing() {
+    for (keyslot, has_table, may_hold_key) in
+        [(4, false, true), (5, false, true), (6, false, true), (4, true, true), (5, true, false), (6, true, false)]
+    {
+        let mut image = luks1_image();
+        let enabled = image[208..248].to_vec();
+        let at = 208 + 48 * keyslot;
+        image[at..][..40].copy_from_slice(&enabled);
+        image[at..][..4].fill(0x12);
+        // The states of four entries, the number of sectors of one, and the end of the table.
+        if has_table {
+            [446, 462, 478, 494].iter().for_each(|state| image[*state] = 0);
+            image[458..462].fill(1);
+            image[510..512].copy_from_slice(&[0x55, 0xaa]);
+        } else {
+            image[511] = 1;
+        }
+        let plan = RepairPlan::new(&MemoryDevice::new(image)).unwrap();
+        let state = if may_hold_key { "enabled" } else { "disabled" };
+        let is_flag = |repair: &&Repair| matches!(repair, Repair::MendKeyslot { field: "active flag", .. });
+        let flags: Vec<&Repair> = plan.repairs().iter().filter(is_flag).collect();
+        assert!(
+            matches!(flags[..], [Repair::MendKeyslot { keyslot: n, to, .. }] if *n == keyslot as u32 && to == state),
+            "{keyslot} {has_table}: {flags:?}"
+        );
+        assert_eq!(plan.unproven().contains(&(keyslot as u32)), may_hold_key, "{keyslot} {has_table}");
+    }
+}
+
+/// A header that can be planned for and then not read is not overwritten.
+#[test]
+fn repair_of_a_luks1_header_that_cannot_be_read_again_writes_nothing() {
+    struct Unreadable(RecordingDevice);
+
+    impl HeaderDevice for Unreadable {
+        fn len(&self) -> io::Result<u64> {
+            self.0.len()
+        }
+        fn read_exact_at(&self, _: &mut [u8], _: u64) -> io::Result<()> {
+            Err(io::Error::other("injected"))
+        }
+        fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+            self.0.write_all_at(data, offset)
+        }
+        fn sync(&self) -> io::Result<()> {
+            self.0.sync()
+        }
+    }
+
+    let mut image = luks1_image();
+    image[208 + 48 * 5..][..4].fill(0x12);
+    let plan = RepairPlan::new(&MemoryDevice::new(image.clone())).unwrap();
+    let device = Unreadable(RecordingDevice::new(image.clone()));
+    assert!(plan.execute(&device, false).is_err());
+    assert!(device.0.to_vec() == image);
 }
