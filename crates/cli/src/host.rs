@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use inlock_open::error::interrupted;
-use inlock_open::host::{Context, Host, Input, Interruptions, Level, Settings};
+use inlock_open::host::{Context, Host, Input, Interruptions, Level};
+use inlock_open::settings::Settings;
 use inlock_open::{Error, ErrorKind, secret};
 use rustix::process::Signal;
 use zeroize::Zeroizing;
@@ -56,7 +57,7 @@ impl Host for CommandLine {
         }
     }
 
-    fn wants(&self, level: Level) -> bool {
+    fn is_wanted(&self, level: Level) -> bool {
         level != Level::Detail || is_verbose()
     }
 

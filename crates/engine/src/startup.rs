@@ -1,4 +1,4 @@
-//! What a process was started with, recorded before the runtime changes it: the runtime opens /dev/null in place of a
+//! State with which a process was started, recorded before the runtime changes it: the runtime opens /dev/null in place of a
 //! standard output that is closed, and what is written there is lost without an error.
 #![allow(unsafe_code)]
 

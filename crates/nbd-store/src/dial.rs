@@ -437,7 +437,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let length = Duration::from_secs(60);
-        // A name may have addresses at which nobody listens.
+        // A name may have addresses at which no program listens.
         for host in ["127.0.0.1", "localhost"] {
             let limit = Limit { deadline: Instant::now() + length, length };
             let socket = connect_socket(&Address::Tcp(host.to_owned(), port), limit).unwrap();

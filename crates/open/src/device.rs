@@ -290,7 +290,8 @@ fn resolve(name: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
-    use crate::host::{Settings, Silent};
+    use crate::host::Silent;
+    use crate::settings::Settings;
 
     fn silent() -> Context {
         Context::new(Silent, Settings::default())

@@ -48,7 +48,7 @@ impl Header {
 
     /// Prints with `--verbose` how much memory unlocking takes, before it does.
     pub(crate) fn report_memory(&self, options: &UnlockOptions) {
-        if self.device.context().host().wants(Level::Detail) {
+        if self.device.context().host().is_wanted(Level::Detail) {
             let kib = self.volume.memory_bound(options).div_ceil(1024);
             self.device.context().notice(format_args!("Unlocking takes at most {kib} KiB of memory."));
         }

@@ -9,7 +9,7 @@ use inlock_engine::store::asynchronous::AsyncStore;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::remote::RemoteOptions;
+use crate::settings::Settings;
 
 /// Importance of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub trait Host: Send + Sync {
     }
 
     /// Whether messages of a level are wanted, as far as they take work.
-    fn wants(&self, level: Level) -> bool {
+    fn is_wanted(&self, level: Level) -> bool {
         let _ = level;
         false
     }
@@ -99,22 +99,6 @@ pub trait Interruptions {
 pub struct Silent;
 
 impl Host for Silent {}
-
-/// Settings of all openings with a [`Context`].
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Settings {
-    /// Headers are not locked against other programs.
-    pub no_header_locks: bool,
-    /// Copies of volumes that are open may be opened, on storage that cannot be told from theirs.
-    pub allow_copies: bool,
-    /// Key derivations take turns with those of other processes that do.
-    pub serialize_derivations: bool,
-    /// Signatures of other formats decide nothing.
-    pub ignore_signatures: bool,
-    /// Options for devices that are not on this host.
-    pub remote: RemoteOptions,
-}
 
 /// The program, its settings, and the remote devices that were opened for it. Clones are the same context.
 #[derive(Clone)]

@@ -438,7 +438,8 @@ fn maintain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{Settings, Silent};
+    use crate::host::Silent;
+    use crate::settings::Settings;
     use inlock_engine::store::memory::MemoryStore;
     use inlock_integrity::{FormatOptions, TagHash, format};
     use inlock_tests::wait::eventually;

@@ -3,8 +3,8 @@
 //!
 //! ```no_run
 //! use inlock_engine::{Access, BlockingDevice, store::file::IoMode};
-//! use inlock_open::host::{Context, Settings, Silent};
-//! use inlock_open::{KeySource, OpenOptions, open};
+//! use inlock_open::host::Silent;
+//! use inlock_open::{Context, KeySource, OpenOptions, Settings, open};
 //!
 //! let context = Context::new(Silent, Settings::default());
 //! let options = OpenOptions::luks("disk.img", KeySource::bytes("passphrase"));
@@ -55,6 +55,7 @@ pub mod remote;
 pub mod removed_integrity;
 pub mod run_dir;
 pub mod secret;
+pub mod settings;
 pub mod signatures;
 pub mod source;
 pub mod table;
@@ -67,6 +68,7 @@ pub mod verity_table;
 pub mod zones;
 
 pub use error::{Error, ErrorKind, Result};
-pub use host::{Context, Host, Settings};
+pub use host::{Context, Host};
 pub use open::open;
+pub use settings::Settings;
 pub use source::{KeySource, OpenOptions};

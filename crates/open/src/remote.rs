@@ -17,15 +17,6 @@ use inlock_volume::{FileDevice, HeaderDevice};
 /// Storage daemons that an image may be on. One more waits, or fails, if the hard limit of descriptors is lower.
 const DAEMONS: usize = 4096;
 
-/// Options for devices that are not on this host.
-#[derive(Clone, Debug, Default)]
-pub struct RemoteOptions {
-    /// Options for exports.
-    pub nbd: inlock_nbd_store::StoreOptions,
-    /// Options for images of Ceph RBD.
-    pub rbd: inlock_rbd_store::StoreOptions,
-}
-
 /// A device that is not on this host.
 #[derive(Clone, Debug)]
 pub enum Remote {

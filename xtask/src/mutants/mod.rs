@@ -233,7 +233,8 @@ fn described(
 ) -> Option<String> {
     let name = &tree.names[number];
     let survived = results.get(name).is_some_and(verdict::is_survivor) && !explained.contains_key(name);
-    let reaching: Vec<&str> = tests.iter().filter(|test| test.reaches(number)).map(|test| test.name.as_str()).collect();
+    let reaching: Vec<&str> =
+        tests.iter().filter(|test| test.has_reached(number)).map(|test| test.name.as_str()).collect();
     survived.then(|| format!("{}  reached by {reaching:?}\n\n", tree.described(number).unwrap_or_default()))
 }
 

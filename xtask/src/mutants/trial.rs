@@ -47,7 +47,7 @@ pub(super) struct Test {
 }
 
 impl Test {
-    pub(super) fn reaches(&self, number: usize) -> bool {
+    pub(super) fn has_reached(&self, number: usize) -> bool {
         u32::try_from(number).is_ok_and(|number| self.reached.contains(&number))
     }
 }
@@ -180,7 +180,7 @@ fn measure(program: &Path, directory: &Path, place: &Path, test: &str, longest: 
 /// Runs the tests that reach a mutant until one fails, short ones first. A test that does not end within `patience` and
 /// the multiple of its time hangs.
 pub(super) fn try_mutant(number: usize, tests: &[Test], place: &Path, patience: Duration) -> Result<Outcome> {
-    let reaching: Vec<&Test> = tests.iter().filter(|test| test.reaches(number)).collect();
+    let reaching: Vec<&Test> = tests.iter().filter(|test| test.has_reached(number)).collect();
     if reaching.is_empty() {
         return Ok(Outcome::NotReached);
     }

@@ -20,8 +20,8 @@ use super::suggest::nearest;
 use crate::error::{CliError, in_action};
 use crate::ui::log::log_about;
 use crate::ui::print::{Debug, print_stderr};
-use inlock_open::host::Settings;
-use inlock_open::remote::RemoteOptions;
+use inlock_open::settings::RemoteOptions;
+use inlock_open::settings::Settings;
 
 /// A checked command line.
 pub(crate) struct Invocation {
@@ -32,7 +32,7 @@ pub(crate) struct Invocation {
     pub verbose: bool,
     /// `--debug`
     pub debug: Option<Debug>,
-    /// What all openings share.
+    /// Settings that all openings share.
     pub settings: Settings,
 }
 

@@ -1,4 +1,4 @@
-//! What a server is configured with: it is used only if root and the user alone decide its content.
+//! Configuration of a server: it is used only if root and the user alone decide its content.
 
 use std::fs::File;
 use std::path::Path;

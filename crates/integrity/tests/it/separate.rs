@@ -58,7 +58,7 @@ fn left(before: &[u8], log: &[(usize, Step)], number: usize, keeps: bool) -> Arc
     memory(bytes)
 }
 
-/// What was flushed is on both devices, whichever of them keeps more than it has synced.
+/// Flushed data is on both devices, also if one of them keeps more than it has synced.
 #[test]
 fn two_devices_survive_power_cuts() {
     let mut states = 0;

@@ -49,7 +49,7 @@ impl Scene {
         let mut options = StoreOptions::default();
         (options.connect_timeout, options.reconnect_delay) = (10 * SECOND, 60 * SECOND);
         change(&mut options);
-        // Nobody listens there.
+        // No program listens there.
         let uri = NbdUri::parse("nbd+unix:///?socket=/nowhere/s").unwrap();
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let shared = Arc::new(Shared::new(uri, options, None, waker));

@@ -49,7 +49,7 @@ const TAKE: Lie = |client, asked| {
     receive(client, asked.len as usize).and_then(|_| client.write_all(&asked.done())).map(|()| After::Ignore).ok()
 };
 
-/// A write that finds no room beside others, though the log is less than half full, makes room itself: nothing else
+/// A write that finds no room next to others, though the log is less than half full, makes room itself: nothing else
 /// would.
 #[test]
 fn write_that_fills_the_log_waits_only_for_a_flush() {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{Access, BlockingDevice};
-use inlock_open::host::{Context, Host, Level, Settings, Silent};
+use inlock_open::host::{Context, Host, Level, Silent};
+use inlock_open::settings::Settings;
 use inlock_open::source::{Luks, VolumeType};
 use inlock_open::unlocked::LockedStores;
 use inlock_open::{Error, ErrorKind, KeySource, OpenOptions, Result, open};

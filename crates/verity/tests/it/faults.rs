@@ -84,7 +84,7 @@ fn failed_read_is_named_by_its_device() {
     }
 }
 
-/// A block of the tree that cannot be read is not called corrupt, whichever it is.
+/// A block of the tree that cannot be read is not called corrupt, at any level.
 #[test]
 fn unreadable_block_of_the_tree_is_no_corruption() {
     const LEN: u64 = 512;

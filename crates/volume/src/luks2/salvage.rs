@@ -38,7 +38,7 @@ pub(super) fn find(device: &dyn HeaderDevice) -> Option<(Luks2, Repair)> {
     None
 }
 
-/// Returns the metadata of either copy, if the binary header of the first one is valid but for magic and checksum.
+/// Returns the metadata of either copy, if the binary header of the first one is valid except for magic and checksum.
 fn with_first_block(device: &dyn HeaderDevice) -> Option<Luks2> {
     let (_, header) = block_at(device, Copy::Primary, 0)?;
     if header.uuid.is_empty() {
