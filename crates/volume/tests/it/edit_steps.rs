@@ -319,7 +319,7 @@ fn failed_step_ends_a_restore() {
             "LUKS1" => vec![alone(0..SECTOR), alone(SECTOR..len), alone(0..SECTOR), vec![]],
             "LUKS2" => vec![
                 alone(0..SECTOR),
-                vec![SECTOR..COPY, COPY + SECTOR..len],
+                vec![2 * COPY..len, SECTOR..COPY, COPY + SECTOR..2 * COPY],
                 alone(0..SECTOR),
                 alone(COPY..COPY + SECTOR),
                 vec![],
