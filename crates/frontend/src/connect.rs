@@ -47,7 +47,7 @@ pub fn unix(path: &Path, limit: Duration, waiting: impl FnOnce()) -> io::Result<
 ///
 /// # Errors
 ///
-/// Those of the system calls. A path that this created is removed.
+/// A system call fails. A path that this created is removed.
 pub fn listen(path: &Path, backlog: i32) -> io::Result<UnixListener> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
