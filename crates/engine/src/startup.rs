@@ -1,5 +1,5 @@
-//! State with which a process was started, recorded before the runtime changes it: the runtime opens /dev/null in place of a
-//! standard output that is closed, and what is written there is lost without an error.
+//! State with which a process was started, recorded before the runtime changes it: the runtime opens /dev/null in
+//! place of a standard output that is closed, and what is written there is lost without an error.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

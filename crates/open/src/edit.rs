@@ -193,7 +193,7 @@ impl Header {
                     opened => return opened,
                 }
             }
-            Err(first_error.unwrap_or_else(|| Error::no_key()))
+            Err(first_error.unwrap_or_else(Error::no_key))
         });
         opened.map(|opened| opened.number)
     }

@@ -13,6 +13,9 @@ use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 
+/// Offsets and lengths.
+type Ranges<'a> = &'a [(u64, u64)];
+
 /// The server zeroes no byte that the caller did not name, and all whole blocks that it did.
 #[test]
 fn discard_is_of_whole_blocks_within_its_range() {
@@ -26,7 +29,7 @@ fn discard_is_of_whole_blocks_within_its_range() {
     let fake = Fake::start(Facts { size, blocks, lie: Some(note), lie_to: Some(command::TRIM), ..Facts::default() });
     let store = fake.open(&quick()).unwrap();
     let longest = 1 << 30;
-    let cases: [(u64, u64, &[(u64, u64)]); 10] = [
+    let cases: [(u64, u64, Ranges<'_>); 10] = [
         (100, 50, &[]),
         (1, BLOCK - 1, &[]),
         (1, 2 * BLOCK - 2, &[]),

@@ -38,8 +38,8 @@ pub(crate) struct Luks1Repair {
 }
 
 impl Luks1Repair {
-    /// Plans the repair of a header whose magic is gone, and that complies with all rules otherwise, except for keyslots
-    /// that hold nothing.
+    /// Plans the repair of a header whose magic is gone, and that complies with all rules otherwise, except for
+    /// keyslots that hold nothing.
     pub(crate) fn salvage(device: &dyn HeaderDevice) -> Option<Self> {
         let mut bytes = [0; HEADER_LEN];
         device.read_exact_at(&mut bytes, 0).ok()?;
