@@ -123,8 +123,11 @@ fn long_limit_fails_nothing_and_delays_no_end() {
     assert!(answers.iter().all(Result::is_ok));
 }
 
+/// Lengths of calls, each with the name of its thread.
+type Calls = Arc<Mutex<Vec<(usize, String)>>>;
+
 /// Returns memory that says so, and the length of each read with the first letters of its thread's name.
-fn watched(image: Vec<u8>, in_memory: bool) -> (Arc<ScriptedStore>, Arc<Mutex<Vec<(usize, String)>>>) {
+fn watched(image: Vec<u8>, in_memory: bool) -> (Arc<ScriptedStore>, Calls) {
     let mut profile = StoreProfile::default();
     profile.in_memory = in_memory;
     let reads = Arc::new(Mutex::new(Vec::new()));

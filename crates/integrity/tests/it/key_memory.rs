@@ -76,8 +76,8 @@ fn states_of_hmacs_are_wiped_with_the_device() {
         let has_journal = mode == Mode::Journal;
         // A thread that goes on after the device is gone, as the one that serves other volumes does.
         let thread = std::thread::spawn(move || {
-            let mut options = FormatOptions::default();
-            options.internal_hash = Some(Arc::new(TagHash::new(algorithm, &key).unwrap()));
+            let internal_hash = Some(Arc::new(TagHash::new(algorithm, &key).unwrap()));
+            let mut options = FormatOptions { internal_hash, ..FormatOptions::default() };
             options.journal_mac =
                 has_journal.then(|| Arc::new(TagHash::new(TagAlgorithm::HmacSha256, &mac_key).unwrap()));
             let (bytes, _) = formatted(&options, 4 << 20, None);
