@@ -13,7 +13,19 @@ use inlock_tests::report::skipped;
 use crate::target_dir;
 
 /// Libraries whose API is listed.
-const LIBRARIES: [&str; 4] = ["inlock-cipher", "inlock-volume", "inlock-engine", "inlock-frontend"];
+const LIBRARIES: [&str; 11] = [
+    "inlock-cipher",
+    "inlock-volume",
+    "inlock-engine",
+    "inlock-frontend",
+    "inlock-zoned-file",
+    "inlock-integrity",
+    "inlock-verity",
+    "inlock-nbd-store",
+    "inlock-rbd-store",
+    "inlock-afalg",
+    "inlock-open",
+];
 
 /// Features whose API is listed together with that of the default ones.
 const FEATURES: &str = "inlock-frontend/nbd,inlock-frontend/fuse,inlock-frontend/ublk";
