@@ -405,7 +405,12 @@ impl Error {
 
     /// Returns the cause, also one that the text includes, and that is not in the chain of sources therefore.
     pub fn cause(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
-        self.0.source.as_deref()
+        let source = self.0.source.as_deref()?;
+        match source.downcast_ref::<Self>() {
+            // It is the same event, in a wider sentence.
+            Some(inner) if inner.kind() == self.kind() => inner.cause(),
+            _ => Some(source),
+        }
     }
 
     /// The device cannot be written.
@@ -530,7 +535,7 @@ from_source!(
     toml::ser::Error,
 );
 
-/// Adds a sentence to an error of the system or of another library.
+/// Adds a sentence to an error. One of this library keeps its kind.
 pub(crate) trait ResultExt<T> {
     /// The sentence says what has failed.
     fn context(self, text: &str) -> Result<T>;
@@ -544,7 +549,15 @@ impl<T, E: Into<Cause>> ResultExt<T> for std::result::Result<T, E> {
     }
 
     fn with_context<S: Into<String>>(self, text: impl FnOnce() -> S) -> Result<T> {
-        self.map_err(|source| Error::with_source(ErrorKind::Failed, text(), source))
+        self.map_err(|source| {
+            let source = source.into();
+            let inner = source.downcast_ref::<Error>();
+            let kind = inner.map_or(ErrorKind::Failed, Error::kind);
+            let path = inner.and_then(Error::path).map(Path::to_owned);
+            let mut error = Error::with_source(kind, text(), source);
+            error.0.path = path;
+            error
+        })
     }
 }
 

@@ -95,13 +95,15 @@ const RBD_STORE: Tests = Tests {
     directory: "crates/rbd-store",
     left_out: &[],
 };
+const OPEN: Tests =
+    Tests { build: &["--package", "inlock-open", "--lib", "--test", "it"], directory: "crates/open", left_out: &[] };
 const CLI: Tests = Tests {
     build: &["--package", "inlock-cli", "--bin", "inlock", "--test", "it"],
     directory: "crates/cli",
     left_out: &[],
 };
 
-pub(super) const GROUPS: [Group; 9] = [
+pub(super) const GROUPS: [Group; 10] = [
     Group {
         name: "volume",
         directory: "crates/volume",
@@ -206,7 +208,38 @@ pub(super) const GROUPS: [Group; 9] = [
         files: &["ffi.rs", "name.rs", "open.rs", "options.rs", "store.rs"],
         tests: &[RBD_STORE],
     },
-    Group { name: "cli", directory: "crates/cli", files: &["many/", "volume/"], tests: &[CLI] },
+    Group {
+        name: "open",
+        directory: "crates/open",
+        files: &[
+            "backing.rs",
+            "device.rs",
+            "edit.rs",
+            "freshness.rs",
+            "header.rs",
+            "integrity.rs",
+            "integrity_line.rs",
+            "integrity_table.rs",
+            "key_check.rs",
+            "lock.rs",
+            "lock/",
+            "open.rs",
+            "policy_file.rs",
+            "reload.rs",
+            "remote.rs",
+            "removed_integrity.rs",
+            "secret.rs",
+            "table.rs",
+            "token/",
+            "trusted.rs",
+            "unlocked.rs",
+            "verity.rs",
+            "verity_table.rs",
+            "zones.rs",
+        ],
+        tests: &[OPEN, CLI],
+    },
+    Group { name: "cli", directory: "crates/cli", files: &["many/"], tests: &[CLI] },
 ];
 
 impl Group {
