@@ -30,6 +30,7 @@ pub mod durable;
 pub mod edit;
 pub mod engine;
 pub mod error;
+mod error_kind;
 pub mod freshness;
 pub mod header;
 pub mod header_access;

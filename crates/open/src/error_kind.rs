@@ -1,0 +1,325 @@
+//! Kinds of errors, by which a program decides what to do.
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The system or another library has failed; the source tells why.
+    Failed,
+    /// The user has ended a prompt by this signal.
+    Interrupted(i32),
+    /// No passphrase was typed in time.
+    PromptTimeout,
+    /// The program cannot give a passphrase or a key.
+    NoInput,
+    /// The input of the program is empty.
+    NothingToRead,
+
+    /// The device cannot be opened. `to_create`: it was to get a new volume.
+    NoDevice {
+        /// Whether it was to get a new volume.
+        to_create: bool,
+    },
+    /// The name is neither that of a regular file nor of a block device.
+    NotADevice,
+    /// The device cannot be written.
+    ReadOnly,
+    /// The device is mounted, or part of another device.
+    Mounted,
+    /// Another process has locked the device.
+    InUse,
+    /// Another process has locked the header.
+    HeaderLocked,
+    /// The volume is open under another name of its storage.
+    OpenElsewhere,
+    /// Another volume has a part of the range.
+    Overlaps,
+    /// Another process has the zoned file open.
+    ZonedFileInUse,
+    /// Another process uses the freshness file.
+    FreshnessFileInUse,
+    /// There is no way to lock the image against other writers.
+    NoLock,
+    /// The lock of memory-hard key derivations cannot be taken.
+    NoDerivationLock,
+    /// The export of an NBD server cannot be opened.
+    NoExport,
+    /// The image of Ceph RBD cannot be opened.
+    NoImage,
+    /// The URI of an export cannot be used.
+    ExportName {
+        /// Whether it asks for a shared key.
+        has_shared_key: bool,
+    },
+    /// The name of an image of Ceph RBD cannot be used.
+    ImageName,
+    /// The server of an export cannot flush.
+    NoFlush,
+    /// The device is not on this host.
+    NotOnThisHost,
+    /// The blocks of the server are longer than the sectors of the volume.
+    ServerBlocks {
+        /// Whether sectors could be longer.
+        of_volume: bool,
+    },
+
+    /// There is no LUKS header of an accepted version.
+    NotLuks {
+        /// Version of the header that there is.
+        found: Option<u32>,
+        /// Whether the volume may be a plain one.
+        may_be_plain: bool,
+    },
+    /// The header is not LUKS2.
+    NotLuks2,
+    /// The device has a LUKS header and signatures of other formats.
+    Ambiguous,
+    /// The device is a clone that librbd has encrypted by itself.
+    EncryptedClone,
+    /// The volume is refused by the policy.
+    AgainstPolicy,
+    /// A file with a policy is too long.
+    PolicyTooLong,
+    /// A file with a policy has a fault.
+    PolicyFile,
+    /// The header lies in the payload.
+    HeaderInPayload,
+    /// The file has a detached header and no payload.
+    NoPayload,
+    /// The payload does not fit the device.
+    PayloadMisfit,
+    /// The segments of a plain volume do not fit the device.
+    PlainMisfit,
+    /// The mapping does not fit the device.
+    MappingMisfit,
+    /// The length of the device is no multiple of the data unit.
+    UnitMisfit,
+    /// The header was replaced or changed by another program.
+    HeaderChanged,
+
+    /// No keyslot opens with the passphrase.
+    NoKey,
+    /// No keyslot is left that could open.
+    NoUsableKeyslot,
+    /// The volume key is not that of the volume.
+    WrongVolumeKey,
+    /// The key is not that of the suspended volume.
+    OtherKey,
+    /// Two passphrases that were to be the same are not.
+    OtherPassphrase,
+    /// The keyslot has no key.
+    KeyslotInactive,
+    /// There is no keyslot of this number.
+    KeyslotInvalid,
+    /// The keyslot has a key already.
+    KeyslotInUse,
+    /// All keyslots are in use.
+    NoFreeKeyslot,
+    /// There is no space for the key material of another keyslot.
+    NoFreeArea,
+    /// An option of a change is not valid.
+    InvalidOption,
+    /// The UUID is not one.
+    InvalidUuid,
+    /// The length of the volume key is not known.
+    NoKeyLen,
+    /// A file with a volume key is too short.
+    VolumeKeyFileTooShort,
+    /// A key file is a directory.
+    KeyFileIsDirectory,
+    /// A key file ends before the offset.
+    KeyFileOffset,
+    /// A key ends before the offset.
+    KeyOffset,
+    /// A size above the maximum of a key file was asked for.
+    KeyFileSize,
+    /// A key file is shorter than the size.
+    KeyFileTooShort,
+    /// A key file is longer than the maximum.
+    KeyFileTooLong,
+    /// A passphrase is shorter than the size.
+    PassphraseTooShort,
+    /// A passphrase is longer than the maximum.
+    PassphraseTooLong,
+
+    /// A key of the keyring is of a type that programs cannot read.
+    KeyType,
+    /// The place of a linked key is not valid.
+    InvalidKeyLink,
+    /// A linked key needs a LUKS2 volume.
+    KeyLinkNeedsLuks2,
+    /// There is no key with this description in the keyring.
+    NoKeyringKey,
+    /// No token can be used; the hint tells why.
+    NoToken(TokenHint),
+    /// A token needs a PIN.
+    TokenPin,
+    /// A token needs a device or a server that is missing.
+    TokenResource,
+    /// The passphrase of a token opens no keyslot.
+    TokenPassphrase(TokenHint),
+    /// The helper of a token has failed.
+    TokenFailed,
+    /// The token opens the keyslot that is to be removed.
+    TokenOfRemovedKeyslot,
+
+    /// Freshness or a resumed wipe needs integrity protection.
+    NeedsIntegrity,
+    /// Accepting a state needs a volume that is opened for writing.
+    AcceptNeedsWriting,
+    /// Freshness without a journal needs the digest of the tags.
+    FreshnessNeedsTags,
+    /// The journal is too short for freshness.
+    FreshnessJournal,
+    /// There is no freshness file.
+    NoFreshnessFile,
+    /// The freshness file has no record of the volume.
+    FreshnessOfOther,
+    /// The file is no freshness file.
+    NotAFreshnessFile,
+    /// The freshness file has records of another volume, or is damaged.
+    FreshnessForeign,
+    /// The header is not the recorded one.
+    HeaderNotFresh,
+    /// The volume is older than the record.
+    NotFresh,
+    /// The last state of the volume is not known.
+    FreshnessUnknown,
+
+    /// The device has no superblock of dm-integrity.
+    NotIntegrity,
+    /// An option does not fit the superblock of dm-integrity.
+    IntegrityOption,
+    /// The data device is the device with the metadata.
+    SameDataDevice,
+    /// The superblock says that the journal has a MAC, and no hash for it is given.
+    NoJournalMac,
+    /// The journal is damaged.
+    Journal,
+    /// The journal is longer than is accepted without being asked for.
+    LongJournal,
+    /// Blocks or tags are not those that the header says.
+    IntegrityMisfit,
+    /// A LUKS header without integrity protection is before a superblock of dm-integrity.
+    RemovedIntegrity,
+    /// Integrity protection on zones.
+    IntegrityOnZones,
+    /// Holes cannot read as zeroes.
+    NoHoles,
+
+    /// The table is not one.
+    Table,
+    /// The table is no text, or empty.
+    TableInput,
+    /// A key in an argument would be readable by all users.
+    TableKeyInArgument,
+    /// The table is on another device than the running volume.
+    TableOtherDevice,
+    /// The table changes what a running volume cannot change.
+    TableChanges,
+    /// The table allows discards, and the volume does not.
+    TableAllowsDiscards,
+    /// The table allows no discards, and the volume does.
+    TableForbidsDiscards,
+    /// A line does not fit the direct I/O of the running volume.
+    TableDirectIo,
+    /// The table has a legacy cipher, and the volume can be written.
+    TableLegacyCipher,
+    /// The table has other zones.
+    TableZones,
+    /// The integrity line has a hash that it must not have, or lacks one.
+    IntegrityLineHash,
+    /// Only the kernel can use the mode of the integrity line.
+    IntegrityLineMode,
+    /// The integrity line has another length than its device.
+    IntegrityLineLen,
+    /// The integrity line differs from the superblock.
+    IntegrityLineMisfit,
+    /// The integrity line changes what a running volume cannot change.
+    IntegrityLineChanges,
+    /// Only the kernel can stop or restart the machine.
+    VerityLineStops,
+    /// Only the kernel can read the key of a signature.
+    VerityLineSignature,
+    /// A verity device has a table of its own.
+    IsVerity,
+    /// A dm-integrity device has no table.
+    IsIntegrity,
+
+    /// The device has no superblock of dm-verity.
+    NotVerity,
+    /// The root hash is not one.
+    RootHash,
+    /// A parameter is not that of the superblock of dm-verity.
+    VerityParameter,
+    /// An offset or a length of a dm-verity device is not supported.
+    VerityLayout,
+    /// The parity overlaps the hash tree.
+    FecOverlaps,
+    /// The root hash is not that of the tree.
+    CorruptRoot,
+    /// A block is not that of the tree.
+    CorruptBlock,
+
+    /// The volume does not fit the zones of its device.
+    ZoneMisfit(ZoneHint),
+    /// A sidecar of a zoned file exists already.
+    SidecarExists,
+    /// The file for zones holds data.
+    ZonedFileHoldsData,
+    /// A zoned file and its sidecar do not belong together.
+    SidecarMissing,
+    /// A zoned file is damaged.
+    ZonedFileDamaged,
+
+    /// A cipher engine has nothing to do.
+    EngineIdle,
+    /// A cipher engine cannot be used.
+    NoEngine,
+    /// Writes may be lost.
+    WritesLost,
+}
+
+/// Why no token could be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TokenHint {
+    /// Nothing more is known.
+    None,
+    /// The passphrase is not in the kernel's keyring.
+    Keyring,
+    /// The output of the helper ends with a newline.
+    Newline,
+    /// There is no helper for a token of systemd.
+    Systemd,
+    /// The token only marks a keyslot with a recovery key.
+    Recovery,
+    /// There is no helper for a token of clevis.
+    Clevis,
+    /// There is no helper for a token of ssh.
+    Ssh,
+    /// There is no helper for its type.
+    Helper,
+}
+
+/// What could be changed so that a volume fits zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ZoneHint {
+    /// Offset, size and data unit of a plain volume.
+    Plain,
+    /// The lines of a table.
+    Table,
+    /// The place of the header.
+    Header,
+    /// The header has to be made for the zones.
+    Format,
+    /// The device of a new detached header.
+    NewHeader,
+    /// A detached header.
+    Detached,
+    /// The data unit of a new volume.
+    Unit,
+    /// The data offset of a new volume.
+    Offset,
+}
