@@ -253,7 +253,7 @@ struct Threads {
 type Freshness = Arc<OnceLock<Arc<FreshnessFile>>>;
 
 impl MaintainedIntegrity {
-    /// Starts the threads; `every` is the time between two commits, at least [`SHORTEST`].
+    /// Starts the threads; `every` is the time between two commits, at least 10 ms.
     pub fn start(context: &Context, device: Arc<IntegrityDevice>, path: &Path, every: Duration) -> Result<Self> {
         let every = every.max(SHORTEST);
         let (stop, stopped) = mpsc::channel();

@@ -11,7 +11,7 @@
 //! let volume = open(&context, &options, false, None)?.into_device(IoMode::Auto, Access::default())?;
 //! let mut sector = [0; 512];
 //! BlockingDevice::new(volume.device.clone()).read_at(&mut sector, 0)?;
-//! volume.check_writes(Ok(()))?;
+//! volume.check_writes(Ok::<(), inlock_open::Error>(()))?;
 //! # Ok::<(), inlock_open::Error>(())
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! A header is locked while it is read or written: by `flock` on an image file itself, for a block device on
 //! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does; for a loop device also on its file. A device is locked
-//! while a volume is served or copied, for one writer or any number of readers: on the image itself ([`range`]),
+//! while a volume is served or copied, for one writer or any number of readers: on the image itself (`range`),
 //! through loop devices too ([`backing`]), and in a lock file named after the device's identity. Exports have names
 //! that do not show whether they mean the same storage, so the volume on them is locked, too. See
 //! docs/decisions/locks-and-outputs.md.

@@ -40,8 +40,10 @@ pub trait KeyProvider {
     fn key(&self) -> Result<VolumeKey>;
 }
 
-/// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used. With
-/// `provider`, the volume key comes from another process, and is verified again.
+/// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used.
+///
+/// `writing`: for one writer; otherwise the volume is read-only, and may have other readers. With `provider`, the volume
+/// key comes from another process, and is verified again.
 pub fn open(
     context: &Context,
     args: &OpenOptions,
@@ -66,7 +68,8 @@ pub fn open(
     };
     scrub_stack::<SCRUB>();
     let mut opened = opened?;
-    if read_only {
+    if !writing {
+        // Its devices are open for reading only.
         opened.set_read_only();
     }
     if args.zero_holes {

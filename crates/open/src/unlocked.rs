@@ -64,7 +64,11 @@ pub(crate) enum Contents {
     Authenticated(AuthenticatedSegment, VolumeKey, IntegrityOpening),
 }
 
-/// The engine's device, and the locks that are held as long as it is used.
+/// The engine's device, and the locks on what is below.
+///
+/// Keep it until the last use of the device, and of its clones: dropping it releases the locks, and ends the threads
+/// that commit a journal. Another process may then write. Call [`LockedStores::check_writes`] before, after the last
+/// write: a volume with integrity protection that is dropped without it loses what was not flushed.
 pub struct LockedStores {
     /// The device of the engine.
     pub device: Arc<engine::Device>,

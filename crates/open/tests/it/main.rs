@@ -65,8 +65,12 @@ fn passphrase_of_the_program_opens_for_reading_and_writing() {
     drop((device, volume));
     let volume = opened(&silent(), &options, false).expect("it opens again");
     let mut read = [0; 7];
-    BlockingDevice::new(Arc::clone(&volume.device)).read_at(&mut read, 1000).expect("it reads");
+    let device = BlockingDevice::new(Arc::clone(&volume.device));
+    device.read_at(&mut read, 1000).expect("it reads");
     assert_eq!(&read, b"content");
+    // It was not opened for writing.
+    assert!(volume.device.access().read_only);
+    device.write_at(b"x", 0).expect_err("it is read-only");
 }
 
 #[test]
