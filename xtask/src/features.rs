@@ -56,6 +56,10 @@ fn is_warning(line: &str) -> bool {
 fn combinations(metadata: &Value) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().context("cargo lists no packages")? {
+        // Only those of the workspace have no source.
+        if !package["source"].is_null() {
+            continue;
+        }
         let name = package["name"].as_str().context("a package has no name")?;
         let features = package["features"].as_object().context("a package has no features")?;
         let features: Vec<&str> = features.keys().map(String::as_str).filter(|feature| *feature != "default").collect();
@@ -98,6 +102,7 @@ mod tests {
                 package("inlock-c", json!({"z": []})),
                 package("inlock-d", json!({"v": [], "w": []})),
                 package("inlock-benches", json!({"slow": []})),
+                json!({"id": "other", "name": "other", "source": "registry", "features": {"x": []}}),
             ],
             "resolve": {"nodes": [
                 usual("inlock-a", &["default", "x"]),
