@@ -258,7 +258,18 @@ mod tests {
         let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
         assert_eq!(
             parse(&[]).unwrap().groups,
-            ["volume", "volume-edit", "engine", "frontend", "nbd-store", "verity", "integrity", "rbd-store", "cli"]
+            [
+                "volume",
+                "volume-edit",
+                "engine",
+                "frontend",
+                "nbd-store",
+                "verity",
+                "integrity",
+                "rbd-store",
+                "open",
+                "cli"
+            ]
         );
         let wanted = parse(&["frontend", "--sample", "300", "netlink"]).unwrap();
         assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["frontend"], Some(300)));
