@@ -13,6 +13,8 @@ use inlock_volume::table::{TableLine, Target};
 use inlock_volume::{Hash, Kdf, KdfError, KdfLimits, Segment, Table, VolumeKey};
 use serde::{Deserialize, Serialize};
 
+use crate::verity::hex;
+
 /// Bytes kept of each data unit.
 const KEPT: usize = 16;
 
@@ -122,10 +124,6 @@ fn encrypt_zeroes(segment: &Segment, key: &VolumeKey, ciphertext: &mut Vec<u8>) 
         ciphertext.extend_from_slice(&unit[..KEPT]);
     }
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
