@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use inlock_tests::process::{output, program, text};
 use inlock_tests::report::skipped;
 
-use crate::target_dir;
+use crate::{metadata, target_dir};
 
 /// One with another instruction set, and one with 32 bits.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "i686-unknown-linux-gnu"];
@@ -31,7 +31,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
             skipped(format!("no Rust library for {target} can be had here"));
             continue;
         };
-        cargo.current_dir(root).args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
+        cargo.args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
         cargo.arg("--target-dir").arg(target_dir(root).join("cross/build"));
         // Warnings may occur on one target only. The crate io-uring does not guarantee its structures on targets of 32
         // bits, but only types are checked here.
@@ -47,7 +47,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
 
 /// Returns cargo with a compiler that has, or can build, the target's library. `None`: there is no such compiler.
 fn cargo(root: &Path, target: &str) -> Result<Option<Command>> {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = metadata::cargo(root);
     let library = text(program("rustc").args(["--print", "target-libdir", "--target", target]))?;
     if Path::new(library.trim()).is_dir() {
         return Ok(Some(cargo));

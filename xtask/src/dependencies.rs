@@ -12,7 +12,7 @@ use inlock_tests::process::{lossy, output, program};
 use inlock_tests::report::skipped;
 use serde_json::Value;
 
-use crate::metadata::metadata;
+use crate::metadata::{cargo, metadata};
 use crate::target_dir;
 
 /// Runs all checks.
@@ -43,8 +43,8 @@ fn libraries(root: &Path, metadata: &Value) -> Result<Vec<String>> {
 
 /// Packages crates without building them. Returns false if one cannot be packaged.
 fn package(root: &Path, names: &[String]) -> Result<bool> {
-    let mut command = program(env!("CARGO"));
-    command.current_dir(root).args(["package", "--no-verify", "--allow-dirty", "--exclude-lockfile", "--offline"]);
+    let mut command = cargo(root);
+    command.args(["package", "--no-verify", "--allow-dirty", "--exclude-lockfile", "--offline"]);
     command.arg("--target-dir").arg(target_dir(root).join("packages"));
     command.args(names.iter().flat_map(|name| ["--package", name]));
     let ended = output(&mut command)?;

@@ -6,12 +6,12 @@
 //! other end, no feature, too; for the rest the compiler is enough, whose warnings fail a combination.
 
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::metadata::metadata;
+use crate::metadata::{cargo, metadata};
 
 /// Excluded: its features build other implementations from source, which takes minutes.
 const LEFT_OUT: [&str; 1] = ["inlock-benches"];
@@ -32,9 +32,9 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
 
 /// Returns whether a crate compiles with these features and without a warning; prints what Cargo says otherwise.
 fn is_clean(root: &Path, package: &str, features: &str, with_tests: bool) -> Result<bool> {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = cargo(root);
     let how = if features.is_empty() { "clippy" } else { "check" };
-    command.current_dir(root).args([how, "--quiet", "--package", package]);
+    command.args([how, "--quiet", "--package", package]);
     command.args(if with_tests { &["--all-targets"][..] } else { &[] });
     command.args(["--no-default-features", "--features", features]);
     let output = command.output().context("cannot run cargo")?;

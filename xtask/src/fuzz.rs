@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
+use crate::metadata::cargo;
 use crate::target_dir;
 
 /// The targets, which are also the names of their programs and corpus directories.
@@ -76,8 +77,7 @@ fn number(word: Option<&String>, option: &str) -> Result<u64> {
 fn build(root: &Path) -> Result<std::path::PathBuf> {
     let triple = host_triple()?;
     let folder = target_dir(root).join("fuzz");
-    let status = Command::new(env!("CARGO"))
-        .current_dir(root)
+    let status = cargo(root)
         .args(["build", "--release", "--package", "inlock-fuzz", "--features", "libfuzzer", "--bins"])
         .args(["--target", &triple, "--config", "profile.release.lto=false"])
         .arg("--target-dir")

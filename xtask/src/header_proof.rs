@@ -2,17 +2,18 @@
 //! a part: 300 random sequences, every noted verdict of cryptsetup, and power cuts of every repair.
 
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use inlock_tests::process::inlock_path;
+
+use crate::metadata::cargo;
 
 const SEQUENCES: &str = "300";
 
 /// Runs the tests, and fails if one does.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
-    let status = Command::new(env!("CARGO"))
-        .current_dir(root)
+    let status = cargo(root)
         .args(["test", "--package", "inlock-volume", "--test", "it", "--"])
         .args(["sequences::", "header_verdicts::", "edit_states::", "repair_states::", "--show-output"])
         .env("INLOCK_HEADER_PROOF", "1")
