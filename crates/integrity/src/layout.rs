@@ -157,21 +157,21 @@ impl Layout {
     }
 
     /// Returns the byte of the data store at which `block` starts, and the number of blocks from there that follow each
-    /// other on the store.
+    /// other on the store, also behind the end of the volume.
     pub fn data_position(&self, block: u64) -> (u64, u64) {
         let sector = block << self.log2_sectors_per_block;
-        let Some(log2) = self.log2_interleave_sectors else { return (sector * 512, self.blocks() - block) };
+        let Some(log2) = self.log2_interleave_sectors else { return (sector * 512, u64::MAX - block) };
         let (area, offset) = (sector >> log2, sector & ((1 << log2) - 1));
         let at = self.start + self.initial_sectors + (area + 1) * self.metadata_run + (area << log2) + offset;
         (at * 512, ((1 << log2) - offset) >> self.log2_sectors_per_block)
     }
 
     /// Returns the byte of the metadata store at which the tag of `block` starts, and the number of tags from there
-    /// that follow each other on the store.
+    /// that follow each other on the store, also behind the end of the volume.
     pub fn tag_position(&self, block: u64) -> (u64, u64) {
         let tags = self.tags_at();
         let tag_size = self.journal.tag_size as u64;
-        let Some(log2) = self.log2_interleave_sectors else { return (tags + block * tag_size, self.blocks() - block) };
+        let Some(log2) = self.log2_interleave_sectors else { return (tags + block * tag_size, u64::MAX - block) };
         let log2_blocks = log2 - self.log2_sectors_per_block;
         let (area, offset) = (block >> log2_blocks, block & ((1 << log2_blocks) - 1));
         let area_at = area * (self.metadata_run + (1 << log2)) * 512;
@@ -210,12 +210,16 @@ impl Layout {
     ///
     /// Fails if the bitmap does not fit the journal's place.
     pub fn bitmap_len(&self, log2_blocks_per_bit: u8) -> Result<usize, InvalidField> {
-        let bits = self.blocks().div_ceil(1 << log2_blocks_per_bit);
-        let len = bits.div_ceil(4096 * 8) * 4096;
+        let len = bitmap_len(self.blocks(), log2_blocks_per_bit);
         let (field, value) = ("log2_blocks_per_bitmap_bit", u64::from(log2_blocks_per_bit));
         check(len <= self.journal.sectors() * 512, field, value, "the bitmap does not fit the journal's place")?;
         Ok(len as usize)
     }
+}
+
+/// Returns the bytes of a bitmap, whole blocks of 4096.
+pub(crate) fn bitmap_len(blocks: u64, log2_blocks_per_bit: u8) -> u64 {
+    blocks.div_ceil(1 << log2_blocks_per_bit).div_ceil(4096 * 8) * 4096
 }
 
 /// Finds the largest number of data sectors that fits, from the highest bit down, as the kernel does.

@@ -31,7 +31,7 @@ mod superblock;
 mod tags;
 mod verify;
 
-pub use device::{IntegrityDevice, JournalWriter, MetricsSnapshot, Mismatch, ReadError};
+pub use device::{IntegrityDevice, JournalWriter, MetricsSnapshot, Mismatch, NewBlocks, ReadError};
 pub use digest::{Digest, digest};
 pub use error::{IntegrityError, InvalidField, JournalDamage};
 pub use format::{FormatOptions, format};

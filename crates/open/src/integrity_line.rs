@@ -80,7 +80,7 @@ impl RunningLine {
         changed("length", &layout.provided_data_sectors.to_string(), &table.sectors.to_string())?;
         changed("offset", &self.offset.to_string(), &line.offset.to_string())?;
         let mode = mode_in_table(device.options().mode)?;
-        let shown = arguments(&superblock, layout, mode);
+        let shown = arguments(&superblock, &layout, mode);
         let shown = settings(Some(superblock.tag_size), mode, &shown);
         let running = self.given.as_ref().unwrap_or(&shown);
         for (((name, from), (_, shown)), (_, to)) in running.iter().zip(&shown).zip(settings_of(line)) {

@@ -2,8 +2,10 @@
 
 use super::core::Core;
 use crate::journal_codec::JournalCodec;
+use crate::layout::bitmap_len;
 use inlock_engine::Errno;
 use inlock_engine::store::read_all;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -33,6 +35,22 @@ impl Bits {
 
     pub(super) fn clear(&mut self) {
         self.bytes.fill(0);
+    }
+
+    /// Sets the bits of blocks.
+    fn set(&mut self, blocks: Range<u64>) {
+        if blocks.is_empty() {
+            return;
+        }
+        for bit in blocks.start >> self.log2..=(blocks.end - 1) >> self.log2 {
+            self.bytes[(bit / 8) as usize] |= 1 << (bit % 8);
+        }
+    }
+
+    /// Sets all bits that are set in `other`, which has at least as many.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.bytes.resize(other.bytes.len(), 0);
+        self.bytes.iter_mut().zip(&other.bytes).for_each(|(byte, other)| *byte |= other);
     }
 
     pub(super) fn is_set(&self, block: u64) -> bool {
@@ -65,6 +83,19 @@ impl Bitmap {
     pub(super) fn write(&self, core: &Core) -> Result<(), Errno> {
         self.bits.lock().unwrap_or_else(PoisonError::into_inner).write(core)?;
         core.sync(false)
+    }
+
+    /// Makes room for the bits of a device of another number of blocks, sets those of the blocks `due`, and makes them
+    /// durable. Returns bits with these set, and no others.
+    pub(super) fn grow(&self, core: &Core, blocks: u64, due: Range<u64>) -> Result<Bits, Errno> {
+        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
+        let len = bitmap_len(blocks, bits.log2) as usize;
+        let mut added = Bits::empty(len.max(bits.bytes.len()), bits.log2);
+        added.set(due);
+        bits.add(&added);
+        bits.write(core)?;
+        core.sync(false)?;
+        Ok(added)
     }
 
     /// Sets the bits of blocks, and makes them durable before it returns.

@@ -9,13 +9,16 @@ use crate::stores::Stores;
 use inlock_engine::Errno;
 use inlock_engine::store::{read_all, write_all_vectored};
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Stores of a device, with the cached tags and the locks of blocks.
 pub(crate) struct Core {
     pub(super) stores: Stores,
+    /// Where everything is; the length is that of the opening.
     pub(super) layout: Layout,
+    /// Number of data sectors that the volume has now.
+    provided: AtomicU64,
     pub(super) tags: TagCache,
     pub(super) stripes: Stripes,
     pub(super) metrics: Metrics,
@@ -30,6 +33,7 @@ impl Core {
         Self {
             stores,
             layout,
+            provided: AtomicU64::new(layout.provided_data_sectors),
             tags: TagCache::default(),
             stripes: Stripes::default(),
             metrics: Metrics::default(),
@@ -37,6 +41,20 @@ impl Core {
             failed: AtomicBool::new(false),
             sync: Mutex::new(()),
         }
+    }
+
+    /// Returns the number of data sectors.
+    pub(super) fn provided(&self) -> u64 {
+        self.provided.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of blocks.
+    pub(super) fn blocks(&self) -> u64 {
+        self.provided() / self.layout.sectors_per_block()
+    }
+
+    pub(super) fn set_provided(&self, sectors: u64) {
+        self.provided.store(sectors, Ordering::Release);
     }
 
     /// Fails if a write of metadata or a sync has failed: what is on the store is no longer known.

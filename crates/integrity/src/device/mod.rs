@@ -9,6 +9,7 @@ mod mismatches;
 mod open;
 mod recalculate;
 mod replay;
+mod resize;
 mod stored_journal;
 mod stripes;
 mod tag_cache;
@@ -19,6 +20,7 @@ pub use journal_writer::JournalWriter;
 pub use metrics::MetricsSnapshot;
 pub use mismatches::Mismatch;
 pub(crate) use replay::StoredSections;
+pub use resize::NewBlocks;
 pub(crate) use wipe::MAX_STEP;
 
 use crate::digest::Digest;
@@ -52,6 +54,10 @@ pub struct IntegrityDevice {
     bitmap: Option<Bitmap>,
     superblock: Mutex<Superblock>,
     recalculation: RwLock<Option<Recalculation>>,
+    /// Held during a step of the recalculation, and while its end changes.
+    steps: Mutex<()>,
+    /// Held during a resize.
+    resizing: Mutex<()>,
     /// Held shared during a write in bitmap mode, and exclusively while bits are cleared.
     writes: RwLock<()>,
     flushes: Mutex<()>,
@@ -81,8 +87,10 @@ impl ReadError {
 
 impl IntegrityDevice {
     /// Returns the positions of the volume's parts.
-    pub fn layout(&self) -> &Layout {
-        &self.core.layout
+    pub fn layout(&self) -> Layout {
+        let mut layout = self.core.layout;
+        layout.provided_data_sectors = self.core.provided();
+        layout
     }
 
     /// Returns the superblock as it is stored, or will be at the next flush.
@@ -310,7 +318,7 @@ impl IntegrityDevice {
         }
         self.check_writable()?;
         let layout = &self.core.layout;
-        let end = sector.checked_add(sectors).filter(|end| *end <= layout.provided_data_sectors);
+        let end = sector.checked_add(sectors).filter(|end| *end <= self.core.provided());
         let Some(end) = end.filter(|end| (sector | *end).is_multiple_of(layout.sectors_per_block())) else {
             return Err(Errno::INVAL);
         };
@@ -342,7 +350,7 @@ impl IntegrityDevice {
         let blocks = len / layout.block_len();
         let first = sector / layout.sectors_per_block();
         let whole = len.is_multiple_of(layout.block_len()) && sector.is_multiple_of(layout.sectors_per_block());
-        let inside = first.checked_add(blocks as u64).is_some_and(|end| end <= layout.blocks());
+        let inside = first.checked_add(blocks as u64).is_some_and(|end| end <= self.core.blocks());
         let expected = if self.verifier.is_some() { 0 } else { blocks * layout.journal.tag_size };
         if whole && inside && tuples == expected { Ok((first, blocks as u64)) } else { Err(Errno::INVAL) }
     }

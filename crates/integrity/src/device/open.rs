@@ -49,6 +49,8 @@ impl IntegrityDevice {
             bitmap: None,
             superblock: Mutex::new(superblock),
             recalculation: RwLock::new(None),
+            steps: Mutex::new(()),
+            resizing: Mutex::new(()),
             writes: RwLock::new(()),
             flushes: Mutex::new(()),
             scratch: ScratchPool::new(0, MAX_LEN / layout.block_len(), layout.journal.tag_size),

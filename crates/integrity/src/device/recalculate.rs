@@ -29,6 +29,11 @@ impl IntegrityDevice {
         }
     }
 
+    /// Whether tags are still to be computed.
+    pub fn is_recalculating(&self) -> bool {
+        self.recalculation.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Computes the next tags of a recalculation. Returns whether it is finished. Blocks the caller.
     ///
     /// # Errors
@@ -36,6 +41,7 @@ impl IntegrityDevice {
     /// The store's error. The recalculation can be continued, also after the volume was opened again.
     pub fn recalculate_step(&self) -> Result<bool, Errno> {
         let Some(verifier) = &self.verifier else { return Ok(true) };
+        let _one = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
         let Some((first, by_bitmap)) = state.as_ref().map(|state| (state.next, state.bits.is_some())) else {
             return Ok(true);
@@ -43,8 +49,9 @@ impl IntegrityDevice {
         drop(state);
         self.check_writable()?;
         let layout = &self.core.layout;
-        let end = (first + BLOCKS_PER_STEP).min(layout.blocks());
-        let count = end - first;
+        // The device may have become shorter.
+        let end = (first + BLOCKS_PER_STEP).min(self.core.blocks());
+        let count = end.saturating_sub(first);
         if count > 0 {
             let locks = self.core.stripes.write(first, count);
             let mut data = vec![0; count as usize * layout.block_len()];
@@ -63,7 +70,7 @@ impl IntegrityDevice {
             drop(locks);
         }
         self.core.write_back()?;
-        let finished = end == layout.blocks();
+        let finished = end == self.core.blocks();
         if !by_bitmap || finished {
             self.update_superblock(|superblock| {
                 superblock.recalc_sector = end * layout.sectors_per_block();

@@ -23,8 +23,8 @@ impl IntegrityDevice {
     ///
     /// # Errors
     ///
-    /// `EINVAL` unless the device was opened in [`Mode::Direct`] and `from` is a block's first sector, `EROFS` if it is
-    /// read-only; otherwise the store's error.
+    /// `EINVAL` unless `from` is a block's first sector, `EROFS` if the device is read-only; otherwise the store's
+    /// error.
     pub fn wipe(
         &self,
         from: u64,
@@ -49,7 +49,8 @@ impl IntegrityDevice {
     ///
     /// # Errors
     ///
-    /// As [`IntegrityDevice::wipe`]; `EINVAL` also if there are no marks, or if they have another length than the tags.
+    /// As [`IntegrityDevice::wipe`]; `EINVAL` also unless the device was opened in [`Mode::Direct`], if there are no
+    /// marks, or if they have another length than the tags.
     pub fn mark_never_written(
         &self,
         from: u64,
@@ -92,10 +93,10 @@ impl IntegrityDevice {
     ) -> Result<u64, Errno> {
         self.check_writable()?;
         let layout = &self.core.layout;
-        if self.options.mode != Mode::Direct || !from.is_multiple_of(layout.sectors_per_block()) {
+        if !from.is_multiple_of(layout.sectors_per_block()) {
             return Err(Errno::INVAL);
         }
-        let (mut block, blocks) = (from / layout.sectors_per_block(), layout.blocks());
+        let (mut block, blocks) = (from / layout.sectors_per_block(), self.core.blocks());
         let threads = (threads as u64).clamp(1, MAX_STEP / chunk);
         let chunk = chunk / layout.block_len() as u64;
         let write = &|first: u64, end: u64| write(first * layout.sectors_per_block(), chunk.min(end - first));

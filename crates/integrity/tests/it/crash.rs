@@ -145,7 +145,7 @@ fn violations_of(bytes: Vec<u8>, allowed: &[Vec<u8>], options: &OpenOptions, ext
 }
 
 pub(crate) fn bad_blocks(device: &IntegrityDevice, allowed: &[Vec<u8>], external: bool) -> usize {
-    let layout = *device.layout();
+    let layout = device.layout();
     let is_bad = |(block, values): (usize, &Vec<u8>)| {
         let (mut data, mut tuples) = (vec![0; layout.block_len()], vec![]);
         tuples.resize(if external { layout.journal.tag_size } else { 0 }, 0);

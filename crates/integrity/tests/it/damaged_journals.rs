@@ -79,7 +79,7 @@ fn flipped_bit_drops_no_flushed_data() {
     for (name, format) in shapes() {
         let image = crashed(&format);
         let options = open_options(Mode::Journal, &format);
-        let layout = *open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
+        let layout = open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
         let journal = layout.journal_at() as usize;
         // Entry, data position, displaced bytes, tag, MAC, commit id; a few bytes of data.
         let bytes = [0, 3, 7, 8, 15, 16, 24, 32, 40, 200, 271, 300, 496, 503, 504, 507, 511];
@@ -126,7 +126,7 @@ fn salvaged_journal_loses_only_what_is_damaged() {
     for (name, format) in shapes() {
         let image = crashed(&format);
         let options = open_options(Mode::Journal, &format);
-        let layout = *open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
+        let layout = open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
         let per_section = layout.journal.entries as u64;
         for (section, byte) in (0..layout.journal.sections).flat_map(|section| [(section, 40), (section, 504)]) {
             let mut damaged = image.clone();
@@ -154,7 +154,7 @@ fn journal_of_foreign_sectors_is_refused_unless_it_was_never_written() {
     let (name, format) = shapes().remove(0);
     let image = crashed(&format);
     let options = open_options(Mode::Journal, &format);
-    let layout = *open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
+    let layout = open(&memory(image.clone()), &format, options.clone()).unwrap().device().layout();
     let journal = layout.journal_at() as usize..layout.tags_at() as usize;
     for (fill, is_opened) in [(0, true), (0x5a, false)] {
         let mut changed = image.clone();

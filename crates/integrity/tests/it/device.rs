@@ -34,7 +34,7 @@ fn blocks_and_tags_read_back_in_every_mode() {
                 let modes = MODES.into_iter().filter(|mode| internal || *mode != Mode::Bitmap);
                 for (n, mode) in modes.enumerate() {
                     let device = IntegrityDevice::open(stores(), open_options(mode, &format)).unwrap();
-                    let layout = *device.layout();
+                    let layout = device.layout();
                     let tag_size = if internal { 0 } else { 28 };
                     if n > 0 {
                         check(&device, n as u8, tag_size);
@@ -56,7 +56,7 @@ fn blocks_and_tags_read_back_in_every_mode() {
 }
 
 fn check(device: &IntegrityDevice, value: u8, tag_size: usize) {
-    let layout = *device.layout();
+    let layout = device.layout();
     let blocks = layout.blocks();
     let mut data = vec![0; blocks as usize * layout.block_len()];
     let mut tags = vec![0; blocks as usize * tag_size];

@@ -171,7 +171,7 @@ fn root_of_tags_detects_old_blocks_under_a_new_journal() {
     let old = store.contents();
     write(&device, 7, 2);
     device.close().unwrap();
-    let (new, layout) = (store.contents(), *device.layout());
+    let (new, layout) = (store.contents(), device.layout());
     let section = newest(&open(stores(&new)), &stores(&new));
     let root = |bytes: &[u8]| tag_root(&stores(bytes), &OpenOptions::new(Mode::Journal)).unwrap();
     let without = record(RecordedState::Closed, Some(section));
@@ -223,7 +223,7 @@ fn root_of_tags_detects_entries_that_were_planted_in_the_journal() {
         device.flush().unwrap();
     }
     device.close().unwrap();
-    let (new, layout) = (store.contents(), *device.layout());
+    let (new, layout) = (store.contents(), device.layout());
     let (number, digest) = newest(&open(stores(&new)), &stores(&new));
     assert_eq!((number, layout.journal.sections > 3), (2, true), "one section for each flush");
     // The newest section and all tags in their places are as they were; a replay brings the old block back.
@@ -260,7 +260,7 @@ fn one_changed_byte_does_not_take_back_acknowledged_flushes_unnoticed() {
         write(&device, block, 1);
         device.flush().unwrap();
     }
-    let (bytes, layout, last) = (store.contents(), *device.layout(), last.lock().unwrap().unwrap());
+    let (bytes, layout, last) = (store.contents(), device.layout(), last.lock().unwrap().unwrap());
     assert_eq!(last.0, 2, "one section for each flush");
     let open = record(RecordedState::Open, Some(last));
     assert_eq!(compare(&open, &bytes), Freshness::Newest);
@@ -337,7 +337,7 @@ fn journals_that_an_open_leaves_as_they_are_are_told() {
     let device = open(Stores::interleaved(store.clone()));
     let empties = |bytes: &[u8], mode| {
         let told = empties_journal(&stores(bytes), &OpenOptions::new(mode)).unwrap();
-        let (opened, layout) = (memory(bytes.to_vec()), *device.layout());
+        let (opened, layout) = (memory(bytes.to_vec()), device.layout());
         let _ = IntegrityDevice::open(Stores::interleaved(opened.clone()), OpenOptions::new(mode)).unwrap();
         let journal = layout.journal_at() as usize..layout.tags_at() as usize;
         assert_eq!(told, opened.contents()[journal.clone()] != bytes[journal], "{mode:?}");

@@ -212,7 +212,7 @@ fn check(base: Base, format: &FormatOptions, whole: &[u8], journal: usize) -> us
         None
     };
     let device = open(whole).expect("by itself it is whole");
-    let layout = *device.layout();
+    let layout = device.layout();
     let (len, per_block) = (layout.block_len(), layout.sectors_per_block());
     let value = |device: &IntegrityDevice, block: u64| {
         let mut data = vec![0; len];

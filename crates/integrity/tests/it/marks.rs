@@ -169,7 +169,7 @@ fn changed_or_moved_mark_fails_its_block() {
     for kind in Kind::all() {
         let image = kind.image(ControlFlow::Continue(()));
         let store = kind.open(&image, Mode::Direct);
-        let layout = *store.device().layout();
+        let layout = store.device().layout();
         let (one, other) = (layout.tag_position(3).0, layout.tag_position(5).0);
         let whole = image.contents();
         let mark = |at: u64| whole[at as usize..][..layout.journal.tag_size].to_vec();
@@ -217,7 +217,7 @@ fn mark_of_a_shorter_block_is_none() {
     let kind = Kind::internal("hmac-sha256", 512);
     let image = kind.image(ControlFlow::Continue(()));
     let store = kind.open(&image, Mode::Direct);
-    let mark_at = |layout: &inlock_integrity::Layout, block| layout.tag_position(block).0;
+    let mark_at = |layout: inlock_integrity::Layout, block| layout.tag_position(block).0;
     let mut mark = [0; 32];
     image.read_at(&mut mark, mark_at(store.device().layout(), 8)).unwrap();
     write(&store, &[7; 7 * 512], 9 * 512);
@@ -277,7 +277,7 @@ fn interrupted_marking_is_continued() {
         let image = kind.image(ControlFlow::Continue(()));
         let whole = image.contents();
         let store = kind.open(&image, Mode::Direct);
-        let layout = *store.device().layout();
+        let layout = store.device().layout();
         // The marks of the later part are not there.
         let blocks = layout.provided_data_sectors / layout.sectors_per_block();
         for block in blocks / 2..blocks {

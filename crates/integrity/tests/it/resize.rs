@@ -1,8 +1,14 @@
 //! Other lengths of a volume.
 
-use crate::support::{fill, formatted, hash, memory, open_options};
-use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, OpenOptions, ReadError, Stores, resize};
+use crate::crash::state;
+use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::{BackingStore, Errno};
+use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, NewBlocks, OpenOptions, ReadError, Stores, resize};
+use inlock_testing::Log;
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 const LEN: usize = 1 << 20;
 
@@ -87,4 +93,157 @@ fn impossible_length_is_refused_unchanged() {
     let legacy = OpenOptions { legacy_recalculate: true, ..open_options(Mode::Journal, &format) };
     assert!(resize(&stores, &legacy, None).unwrap_err().to_string().contains("still to be computed"));
     assert!(store.contents() == before);
+}
+
+/// Returns the combinations of modes, devices and new blocks that an open volume is resized with.
+fn open_cases() -> Vec<(Mode, Option<usize>, NewBlocks)> {
+    let mut cases = Vec::new();
+    for mode in [Mode::Journal, Mode::Bitmap, Mode::Direct] {
+        for meta in [None, Some(LEN / 2)] {
+            cases.extend([NewBlocks::Recalculate, NewBlocks::Wipe].map(|new| (mode, meta, new)));
+        }
+    }
+    cases
+}
+
+fn unkeyed(block_len: usize) -> FormatOptions {
+    FormatOptions { internal_hash: Some(hash("crc32c")), sectors_per_bit: 64, journal_mac: None, ..options(block_len) }
+}
+
+fn stored(stores: &[&Arc<MemoryStore>]) -> Vec<Vec<u8>> {
+    stores.iter().map(|store| store.contents()).collect()
+}
+
+/// Every block is read while the volume is open, and again from what its stores have before a close.
+#[test]
+fn open_volume_shrinks_and_grows() {
+    for (mode, meta, new) in open_cases() {
+        let case = format!("{mode:?} {meta:?} {new:?}");
+        let format = unkeyed(4096);
+        let (mut data, meta) = formatted(&format, LEN, meta);
+        data.resize(2 * LEN, 0x77);
+        let (data, meta) = (memory(data), meta.map(memory));
+        let stores = Stores { data: data.clone(), meta: meta.clone().map(|meta| meta as _), start: 0 };
+        let open = |stores: Stores| IntegrityDevice::open(stores, open_options(mode, &format)).unwrap();
+        let device = open(stores);
+        let old = device.layout().provided_data_sectors;
+        let block = |n: u64| fill(n, 3, 4096);
+        for n in 0..old / 8 {
+            device.write(n * 8, &block(n), &[]).unwrap();
+        }
+        assert_eq!(device.resize(Some(64), new).unwrap(), 64, "{case}");
+        let mut read = vec![0; 4096];
+        assert_eq!(device.read(64, &mut read, &mut []), Err(ReadError::Io(Errno::INVAL)), "{case}");
+        assert_eq!(device.write(64, &read, &[]), Err(Errno::INVAL), "{case}");
+        let reopened = || {
+            let all: Vec<_> = [Some(&data), meta.as_ref()].into_iter().flatten().collect();
+            let mut copies = stored(&all).into_iter().map(|bytes| memory(bytes) as Arc<dyn BackingStore>);
+            open(Stores { data: copies.next().unwrap(), meta: copies.next(), start: 0 })
+        };
+        assert_eq!(reopened().layout().provided_data_sectors, 64, "{case}");
+        let grown = device.resize(None, new).unwrap();
+        assert!(grown >= old * 19 / 10, "{case}: {grown}");
+        let is_right = |device: &IntegrityDevice, when: &str| {
+            assert_eq!(device.layout().provided_data_sectors, grown, "{case} {when}");
+            let mut read = vec![0; 4096];
+            for n in 0..grown / 8 {
+                assert_eq!(device.read(n * 8, &mut read, &mut []), Ok(()), "{case} {when} {n}");
+                assert!(n >= 8 || read == block(n), "{case} {when} {n}");
+                assert!(n < 8 || new != NewBlocks::Wipe || read == [0; 4096], "{case} {when} {n}");
+            }
+        };
+        assert_eq!(device.is_recalculating(), new == NewBlocks::Recalculate, "{case}");
+        is_right(&device, "at once");
+        let cut = reopened();
+        is_right(&cut, "after a power cut");
+        for (device, when) in [(&device, "computed"), (&cut, "computed after a power cut")] {
+            while !device.recalculate_step().unwrap() {}
+            assert!(!device.is_recalculating() && !device.superblock().is_recalculating(), "{case}");
+            is_right(device, when);
+        }
+        // A block of the old end, and the last one.
+        for n in [7, 8, grown / 8 - 1] {
+            device.write(n * 8, &fill(n, 9, 4096), &[]).unwrap();
+        }
+        device.close().unwrap();
+        let closed = reopened();
+        for n in [7, 8, grown / 8 - 1] {
+            closed.read(n * 8, &mut read, &mut []).unwrap();
+            assert!(read == fill(n, 9, 4096), "{case} {n}");
+        }
+        assert!(!closed.is_recalculating(), "{case}");
+    }
+}
+
+/// The power fails after each step of the stores. The volume has the old or the new length, and every block that it had
+/// before and after has its value.
+#[test]
+fn power_cut_of_a_resize_leaves_the_old_or_the_new_length() {
+    let mut states = 0;
+    for (mode, _, new) in open_cases().into_iter().filter(|(_, meta, _)| meta.is_none()) {
+        let format = unkeyed(4096);
+        let (mut image, _) = formatted(&format, LEN / 2, None);
+        image.resize(LEN, 0x77);
+        let open = |store| IntegrityDevice::open(Stores::interleaved(store), open_options(mode, &format)).unwrap();
+        let device = open(memory(image.clone()));
+        let old = device.layout().provided_data_sectors;
+        let first = memory(image);
+        let device = open(first.clone());
+        (0..old / 8).for_each(|n| device.write(n * 8, &fill(n, 3, 4096), &[]).unwrap());
+        device.close().unwrap();
+        let (before, log) = (first.contents(), Log::default());
+        let device = open(Arc::new(log.store(memory(before.clone()), false)));
+        let lens = [device.resize(None, new).unwrap(), device.resize(Some(64), new).unwrap()];
+        log.mark(());
+        let steps = log.steps().clone();
+        let (mut random, mut seen) = (Numbers(7), BTreeSet::new());
+        for cut in 0..=steps.len() {
+            let device = open(memory(state(&before, &steps, cut, &mut random)));
+            let len = device.layout().provided_data_sectors;
+            assert!([old, lens[0], lens[1]].contains(&len), "{mode:?} {new:?} {cut}: {len}");
+            seen.insert(len);
+            assert!(cut < steps.len() || len == 64, "{mode:?} {new:?}");
+            let mut read = vec![0; 4096];
+            for finished in [false, true] {
+                for n in 0..len / 8 {
+                    assert_eq!(device.read(n * 8, &mut read, &mut []), Ok(()), "{mode:?} {new:?} {cut} {n} {finished}");
+                    assert!(n >= old / 8 || read == fill(n, 3, 4096), "{mode:?} {new:?} {cut} {n} {finished}");
+                }
+                while !device.recalculate_step().unwrap() {}
+            }
+            states += 1;
+        }
+        assert_eq!(seen.len(), 3, "{mode:?} {new:?}");
+    }
+    println!("COUNT integrity_resize_states {states}");
+}
+
+#[test]
+fn impossible_length_of_an_open_volume_is_refused_unchanged() {
+    let format = options(4096);
+    let (data, _) = formatted(&format, LEN, None);
+    let store = memory([data, vec![0; LEN]].concat());
+    let open = |options| IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap();
+    let device = open(open_options(Mode::Journal, &format));
+    let before = store.contents();
+    for sectors in [0, 7, 9, 2 * LEN as u64 / 512, u64::MAX] {
+        let error = device.resize(Some(sectors), NewBlocks::Recalculate).unwrap_err().to_string();
+        assert!(error.starts_with("option size: "), "{sectors}: {error}");
+    }
+    assert!(store.contents() == before && device.layout().provided_data_sectors < LEN as u64 / 512);
+    let read_only = open(OpenOptions { read_only: true, ..open_options(Mode::Journal, &format) });
+    assert!(read_only.resize(None, NewBlocks::Wipe).is_err());
+    assert!(store.contents() == before);
+    // Its superblock is signed.
+    device.resize(None, NewBlocks::Recalculate).unwrap();
+    let unsigned = FormatOptions { journal_mac: None, ..format };
+    let (data, _) = formatted(&unsigned, LEN, None);
+    let store = memory([data, vec![0; LEN]].concat());
+    let device =
+        IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Journal, &unsigned)).unwrap();
+    let before = store.contents();
+    let error = device.resize(None, NewBlocks::Recalculate).unwrap_err().to_string();
+    assert!(error.contains("have to be wiped"), "{error}");
+    assert!(store.contents() == before);
+    device.resize(None, NewBlocks::Wipe).unwrap();
 }

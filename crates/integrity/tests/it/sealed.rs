@@ -139,7 +139,7 @@ fn changed_byte_fails_its_unit_and_no_other() {
     write_all(&store, &model, 0);
     store.sync().unwrap();
     store.device().close().unwrap();
-    let (layout, tuple_len) = (*store.device().layout(), spec.metadata_len());
+    let (layout, tuple_len) = (store.device().layout(), spec.metadata_len());
     let bytes = image.contents();
     let mut judged = 0;
     for block in (0..layout.blocks()).step_by(7) {
@@ -167,7 +167,7 @@ fn swapped_units_and_tuples_are_detected() {
     let model = vec![0; wipe(&store)];
     store.sync().unwrap();
     store.device().close().unwrap();
-    let layout = *store.device().layout();
+    let layout = store.device().layout();
     let places = |block| {
         let data = layout.data_position(block).0 as usize;
         let tuple = layout.tag_position(block).0 as usize;
