@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Returns the cargo of `PATH`, to run in the workspace.
 ///
 /// Not the one that built this program: where that one belongs to rustup and is run directly, the compiler would be
-/// chosen anew for each dependency, by the toolchain file of that dependency.
+/// chosen for each dependency by the toolchain file of that dependency.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = bare("cargo");
     command.current_dir(root);

@@ -406,18 +406,18 @@ fn maintain(
     stopped: &mpsc::Receiver<()>,
 ) {
     let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
-    let mut recalculating = !read_only && device.has_internal_tags();
     let mut last = Instant::now();
     loop {
         let rest = every.saturating_sub(last.elapsed());
         let rest = if device.has_unprotected_tags() { rest.min(TAGS_EVERY) } else { rest };
+        let recalculating = !read_only && device.is_recalculating();
         let wait = if recalculating { Duration::ZERO } else { rest };
         if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
             return;
         }
         let mut result: Result<(), Errno> = device.write_tags_back();
         if recalculating && result.is_ok() {
-            result = device.recalculate_step().map(|finished| recalculating = !finished);
+            result = device.recalculate_step().map(drop);
         }
         if result.is_ok() && last.elapsed() >= every {
             result = device.maintain();

@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device, TargetError};
+use inlock_integrity::{IntegrityDevice, NewBlocks};
 use inlock_verity::VerityStore;
 use inlock_volume::Printable;
 use inlock_volume::table::CryptOptions;
@@ -25,7 +26,7 @@ use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
 use crate::ui::print::warn;
-use inlock_open::integrity::{RunningIntegrity, SealedStore};
+use inlock_open::integrity::{RunningIntegrity, SealedStore, cannot_use};
 use inlock_open::key_check::KeyCheck;
 use inlock_open::reload::reload;
 
@@ -305,11 +306,8 @@ impl ServedVolume {
                 "create a hash tree for the new length with `inlock verity format`",
             ));
         }
-        if self.integrity.is_some() {
-            return Err(CliError::refused(
-                format!("Volume {name} has integrity protection and cannot be resized while it is open."),
-                "close it, and use inlock integrity resize",
-            ));
+        if let Some(integrity) = &self.integrity {
+            return self.resize_integrity(&integrity.device, request);
         }
         let len = match request["sectors"].as_u64() {
             None => self.device.grow()?,
@@ -324,6 +322,20 @@ impl ServedVolume {
         };
         // Even if it has not grown: an earlier announcement may have failed.
         self.hooks.resized(len)
+    }
+
+    /// Gives a volume of dm-integrity a length in sectors, or grows it to the current length of its devices.
+    fn resize_integrity(&self, device: &IntegrityDevice, request: &Value) -> anyhow::Result<()> {
+        let new_blocks = if request["wipe"] == true { NewBlocks::Wipe } else { NewBlocks::Recalculate };
+        let failed = |error| cannot_use(&self.info().device)(error);
+        let sectors = device.planned_len(request["sectors"].as_u64(), new_blocks).map_err(failed)?;
+        let len = sectors * 512;
+        if len < self.device.len() {
+            // Before the volume: no request may run beyond its new end.
+            self.device.set_len(len)?;
+        }
+        device.resize(Some(sectors), new_blocks).map_err(failed)?;
+        self.hooks.resized(self.device.set_len(len)?)
     }
 
     /// Restores the key, if it was wiped, and resumes I/O.

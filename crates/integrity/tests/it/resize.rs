@@ -5,7 +5,7 @@ use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, NewBlocks, OpenOptions, ReadError, Stores, resize};
-use inlock_testing::Log;
+use inlock_testing::{Call, Log, ScriptedStore, Verdict};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -131,8 +131,13 @@ fn open_volume_shrinks_and_grows() {
         for n in 0..old / 8 {
             device.write(n * 8, &block(n), &[]).unwrap();
         }
-        assert_eq!(device.resize(Some(64), new).unwrap(), 64, "{case}");
         let mut read = vec![0; 4096];
+        // Twice, before the first tags are computed.
+        let ends = [Some(old + 64), None].map(|sectors| device.resize(sectors, new).unwrap());
+        for n in 0..ends[1] / 8 {
+            assert_eq!(device.read(n * 8, &mut read, &mut []), Ok(()), "{case} {ends:?} {n}");
+        }
+        assert_eq!(device.resize(Some(64), new).unwrap(), 64, "{case}");
         assert_eq!(device.read(64, &mut read, &mut []), Err(ReadError::Io(Errno::INVAL)), "{case}");
         assert_eq!(device.write(64, &read, &[]), Err(Errno::INVAL), "{case}");
         let reopened = || {
@@ -182,8 +187,8 @@ fn power_cut_of_a_resize_leaves_the_old_or_the_new_length() {
     let mut states = 0;
     for (mode, _, new) in open_cases().into_iter().filter(|(_, meta, _)| meta.is_none()) {
         let format = unkeyed(4096);
-        let (mut image, _) = formatted(&format, LEN / 2, None);
-        image.resize(LEN, 0x77);
+        let (mut image, _) = formatted(&format, LEN / 4, None);
+        image.resize(LEN / 2, 0x77);
         let open = |store| IntegrityDevice::open(Stores::interleaved(store), open_options(mode, &format)).unwrap();
         let device = open(memory(image.clone()));
         let old = device.layout().provided_data_sectors;
@@ -197,7 +202,7 @@ fn power_cut_of_a_resize_leaves_the_old_or_the_new_length() {
         log.mark(());
         let steps = log.steps().clone();
         let (mut random, mut seen) = (Numbers(7), BTreeSet::new());
-        for cut in 0..=steps.len() {
+        for cut in (0..=steps.len()).flat_map(|cut| [cut; 8]) {
             let device = open(memory(state(&before, &steps, cut, &mut random)));
             let len = device.layout().provided_data_sectors;
             assert!([old, lens[0], lens[1]].contains(&len), "{mode:?} {new:?} {cut}: {len}");
@@ -246,4 +251,22 @@ fn impossible_length_of_an_open_volume_is_refused_unchanged() {
     assert!(error.contains("have to be wiped"), "{error}");
     assert!(store.contents() == before);
     device.resize(None, NewBlocks::Wipe).unwrap();
+}
+
+#[test]
+fn length_stays_if_new_blocks_cannot_be_wiped() {
+    let format = unkeyed(4096);
+    let (data, _) = formatted(&format, LEN, None);
+    let store = memory([data, vec![0; LEN]].concat());
+    let full = |call: Call<'_>| match call {
+        Call::Write { offset, .. } if offset >= LEN as u64 * 3 / 2 => Verdict::Fail(Errno::NOSPC),
+        _ => Verdict::Pass,
+    };
+    let store = Arc::new(ScriptedStore::new(store, full));
+    let device = IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Direct, &format)).unwrap();
+    let old = device.layout().provided_data_sectors;
+    assert!(device.resize(None, NewBlocks::Wipe).is_err());
+    assert_eq!(device.layout().provided_data_sectors, old);
+    assert_eq!(device.superblock().provided_data_sectors, old);
+    assert_eq!(device.read(old, &mut [0; 4096], &mut []), Err(ReadError::Io(Errno::INVAL)));
 }

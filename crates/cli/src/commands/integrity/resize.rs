@@ -1,4 +1,4 @@
-//! `integrity resize`: gives a volume that is not open another length.
+//! `integrity resize`: gives a volume another length.
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{fill_of, wipe};
 use crate::control::client::Client;
 use crate::control::name::Name;
+use crate::error::CliError;
 use crate::host::context;
 use crate::ui::progress::Show;
 use inlock_open::device::OpenMode;
@@ -43,7 +44,15 @@ impl ResizeArgs {
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
         if let Some(mut running) = running(&self.image) {
-            return running.command(&json!({"command": "resize", "sectors": self.sectors}), None).map(drop);
+            if self.fill == Some(Fill::Marks) {
+                return Err(CliError::refused(
+                    "Option --integrity-lazy is not possible while the volume is open.",
+                    "use --wipe, or leave it out: the tags of new blocks are computed",
+                ));
+            }
+            let wipe = self.fill.is_some();
+            let command = json!({"command": "resize", "sectors": self.sectors, "wipe": wipe});
+            return running.command(&command, None).map(drop);
         }
         let devices =
             IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
