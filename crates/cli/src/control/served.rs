@@ -307,6 +307,9 @@ impl ServedVolume {
             ));
         }
         if let Some(integrity) = &self.integrity {
+            if self.info().kind == "TABLE" {
+                return Err(CliError::refused(format!("Volume {name} has the length of its table."), OPEN_AGAIN));
+            }
             return self.resize_integrity(&integrity.device, request);
         }
         let len = match request["sectors"].as_u64() {

@@ -1,9 +1,10 @@
 //! Volumes of dm-integrity: creating, serving, describing, mistakes.
 
-use crate::harness::control::Run;
+use crate::harness::control::{Named, Run};
 use crate::harness::{Dir, allocated, call, have, inlock, newest, run};
 use inlock_integrity::{DeviceSizes, Layout, Superblock};
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
@@ -145,6 +146,82 @@ fn resized_volume_keeps_its_data_and_reads_zeroes_behind_them() {
     assert_eq!(read.len() as u64, sectors(&image) * 512);
     call(["integrity", "resize", &image, "--device-size", "8192"]).works();
     assert_eq!(sectors(&image), 16);
+}
+
+/// Clients are connected meanwhile. Each length is that of the superblock, and of the volume when it is opened again.
+#[test]
+fn open_volume_is_resized_under_its_clients() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let keys = keyed(&dir);
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let open = |server: &Named| server.connect();
+    for (name, options, resizing) in [
+        ("journal", &["--sector-size", "4096"][..], &[][..]),
+        ("bitmap", &["-B"], &["--wipe"]),
+        ("direct", &["-D"], &[]),
+        ("keyed", &keys, &[]),
+        ("wiped", &keys, &["--wipe"]),
+    ] {
+        let image = dir.image(name, 4);
+        let sectors = |image: &str| {
+            let dump = call(["integrity", "dump", "--json", image]);
+            let dump: Value = serde_json::from_str(dump.works().text()).unwrap();
+            dump["provided_data_sectors"].as_u64().unwrap()
+        };
+        let formatting: &[&str] = if options[0].len() == 2 && name != "keyed" && name != "wiped" { &[] } else { options };
+        call([&["integrity", "format", "-q", &image], formatting].concat()).works();
+        let opening: &[&str] = if name == "journal" { &[] } else { options };
+        let server = Named::start_integrity(&run, name, &[&[&*image], opening].concat());
+        let mut before = open(&server);
+        let old = sectors(&image);
+        before.write(0, &[5; 64 << 10]).unwrap();
+        run.call(&[&["integrity", "resize", "-q", name, "--device-size", "1MiB"], resizing].concat()).works();
+        assert_eq!((sectors(&image), open(&server).size), (2048, 1 << 20), "{name}");
+        assert!(before.read(1 << 20, 4096).is_err(), "{name}");
+        before = open(&server);
+        let file = fs::File::options().write(true).open(&image).unwrap();
+        file.set_len(9 << 20).unwrap();
+        run.call(&[&["integrity", "resize", "-q", name, "--device-size", "0"], resizing].concat()).works();
+        let grown = sectors(&image);
+        let mut after = open(&server);
+        assert!(grown > old * 2 && after.size == grown * 512, "{name} {grown}");
+        let all = after.read(0, 1 << 20).unwrap();
+        assert!(all[..64 << 10].iter().all(|byte| *byte == 5), "{name}");
+        for at in ((1 << 20)..after.size).step_by(1 << 20) {
+            let len = (after.size - at).min(1 << 20);
+            let read = after.read(at, len as usize).unwrap();
+            assert!(resizing.is_empty() || read.iter().all(|byte| *byte == 0), "{name} {at}");
+        }
+        after.write(after.size - 9000, &[7; 9000]).unwrap();
+        assert_eq!(before.read(after.size - 9000, 9000).unwrap(), [7; 9000], "{name}");
+        for (words, message) in [
+            (&["--device-size", "9M"][..], "the devices have no room for it"),
+            (&["--integrity-lazy"], "Option --integrity-lazy is not possible while the volume is open."),
+        ] {
+            let refused = run.call(&[&["integrity", "resize", "-q", name], words].concat());
+            refused.fails(1, &[message]);
+        }
+        if name == "journal" {
+            // Its blocks have eight sectors.
+            run.call(&["integrity", "resize", "-q", name, "--size", "4095"]).fails(1, &["it is not whole blocks"]);
+        }
+        // A device that has become shorter does not cut the volume by itself.
+        file.set_len(5 << 20).unwrap();
+        run.call(&["integrity", "resize", "-q", name]).fails(1, &["the devices have become shorter"]);
+        file.set_len(9 << 20).unwrap();
+        eventually(
+            "the tags are computed",
+            || run.json(&["status", name, "--json"])["recalc_sector"].clone(),
+            Value::is_null,
+        );
+        run.call(&["close", name]).works();
+        assert_eq!(server.ended().0, Some(0), "{name}");
+        let server = Named::start_integrity(&run, name, &[&[&*image], opening].concat());
+        assert_eq!(open(&server).size, grown * 512, "{name}");
+        run.call(&["close", name]).works();
+        server.ended();
+    }
 }
 
 #[test]
@@ -317,7 +394,7 @@ fn luks_volume_is_not_told_to_be_overwritten() {
 }
 
 #[test]
-fn open_volume_keeps_its_table_and_its_length() {
+fn open_volume_keeps_its_table_and_the_length_of_that() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.image("image", 4);
@@ -336,17 +413,18 @@ fn open_volume_keeps_its_table_and_its_length() {
             reloaded.fails(1, &[message, "hint: close it, and open it with the new table\n"]);
         }
         run.call(&["reload", "data", "--table", &table]).fails(1, &["The table is not that of the volume."]);
-        for more in [&["--size", "8"][..], &[]] {
-            let resized = run.call(&[&["resize", "data"][..], more].concat());
-            let message = "Volume data has integrity protection and cannot be resized while it is open.";
-            resized.fails(1, &[message, "hint: close it, and use inlock integrity resize\n"]);
+        if words[0] == "serve" {
+            for verb in [&["resize"][..], &["integrity", "resize"]] {
+                for more in [&["--size", "8"][..], &[]] {
+                    let resized = run.call(&[verb, &["data"], more].concat());
+                    let message = "Volume data has the length of its table.";
+                    resized.fails(1, &[message, "hint: close it, and open it with the new table\n"]);
+                }
+            }
         }
-        // As integritysetup names it.
-        let resized = run.call(&["integrity", "resize", "data", "--size", "8"]);
-        resized.fails(1, &["Volume data has integrity protection and cannot be resized while it is open."]);
         assert_eq!(&run.json(&["status", "data", "--json"])["sectors"], len);
         run.call(&["close", "data"]).works();
-        refused += 6;
+        refused += if words[0] == "serve" { 7 } else { 3 };
     }
     count("changes_of_open_integrity_volumes_refused", refused);
 }

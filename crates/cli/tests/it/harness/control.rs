@@ -84,6 +84,13 @@ impl Named {
         Self::start_by(inlock(), run, name, words)
     }
 
+    /// Starts `integrity serve`.
+    pub(crate) fn start_integrity(run: &Run, name: &str, words: &[&str]) -> Self {
+        let mut command = inlock();
+        command.arg("integrity");
+        Self::start_by(command, run, name, words)
+    }
+
     /// Like `start`, with a soft and a hard limit of descriptors. Needs prlimit.
     pub(crate) fn start_with_descriptors(limits: (u64, u64), run: &Run, name: &str, words: &[&str]) -> Self {
         let mut command = Command::new("prlimit");
