@@ -207,7 +207,7 @@ stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage features xtask features
 stage dependencies xtask dependencies
 stage doc documentation
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest.sh tests/ceph/*.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest.sh tests/rustdoc_json.sh tests/ceph/*.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 if wanted unit; then
     # Without them, the tests skip what they are needed for.
     INLOCK_NEW_CRYPTSETUP=$(tests/newest.sh cryptsetup 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=

@@ -1,15 +1,16 @@
 //! `cargo xtask public-api`: compares the public API of the libraries with the listings in `docs/api`.
 //!
-//! A listing has a line for each public item, made from rustdoc's JSON, which only a nightly toolchain writes. A change
-//! of the API shows as a change of these files; `--update` writes them.
+//! A listing has a line for each public item, made from rustdoc's JSON (tests/rustdoc_json.sh). A change of the API
+//! shows as a change of these files; `--update` writes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use inlock_tests::report::skipped;
 
+use crate::metadata::cargo;
 use crate::target_dir;
 
 /// Libraries whose API is listed.
@@ -27,32 +28,23 @@ const LIBRARIES: [&str; 11] = [
     "inlock-open",
 ];
 
-/// Features whose API is listed together with that of the default ones.
-const FEATURES: &str = "inlock-frontend/nbd,inlock-frontend/fuse,inlock-frontend/ublk";
-
 /// Where the listings are.
 const LISTINGS: &str = "docs/api";
 
-/// Compares or, with `--update`, writes the listings. Needs a nightly toolchain with a known format of the JSON.
+/// Compares or, with `--update`, writes the listings. Needs a toolchain with a known format of the JSON.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let update = match args {
         [] => false,
         [word] if word == "--update" => true,
         _ => bail!("usage: cargo xtask public-api [--update]"),
     };
-    let found = nightly(root).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !found.is_ok_and(|status| status.success()) {
-        ensure!(!update, "no nightly toolchain is installed");
-        skipped("no nightly toolchain, the public API is not compared");
-        return Ok(ExitCode::SUCCESS);
-    }
     let documents = document(root)?;
     let mut changes = 0;
     for package in LIBRARIES {
         let json = documents.join(format!("{}.json", package.replace('-', "_")));
         let Some(listing) = listing(&json) else {
-            ensure!(!update, "rustdoc of this nightly toolchain writes another format");
-            skipped("rustdoc of this nightly toolchain writes another format, the public API is not compared");
+            ensure!(!update, "rustdoc of this toolchain writes another format");
+            skipped("rustdoc of this toolchain writes another format, the public API is not compared");
             return Ok(ExitCode::SUCCESS);
         };
         let file = root.join(LISTINGS).join(format!("{package}.txt"));
@@ -72,24 +64,15 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Cargo of the nightly toolchain, also if another toolchain runs this program.
-fn nightly(root: &Path) -> Command {
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").arg("+nightly");
-    cargo
-}
-
-/// Writes rustdoc's JSON of the libraries, and returns its directory. One call builds what they share once.
+/// Writes rustdoc's JSON of the libraries, with the features that the commands have, and returns its directory. What
+/// they depend on is that of the documentation.
 fn document(root: &Path) -> Result<PathBuf> {
-    let target = target_dir(root).join("public-api");
-    let mut cargo = nightly(root);
-    cargo.args(["doc", "--quiet", "--no-deps", "--lib", "--features", FEATURES, "--target-dir"]).arg(&target);
-    for package in LIBRARIES {
-        cargo.args(["--package", package]);
-    }
+    let mut cargo = cargo(root);
+    cargo.args(["doc", "--quiet", "--no-deps", "--lib", "--workspace", "--exclude", "inlock-benches"]);
+    cargo.env("RUSTDOC", root.join("tests/rustdoc_json.sh"));
     cargo.env("RUSTDOCFLAGS", "-Z unstable-options --output-format json --cap-lints allow");
     ensure!(cargo.status().context("cannot run cargo")?.success(), "cannot document the libraries");
-    Ok(target.join("doc"))
+    Ok(target_dir(root).join("doc"))
 }
 
 /// Returns the public items, a line each. `None`: the format is not known.
