@@ -1,7 +1,6 @@
 //! TLS of the server: options of the command line and keys of a configuration file, which have the names of nbdkit.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use inlock_frontend::nbd::certificates::CertificateError;
@@ -9,6 +8,7 @@ use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 
 use crate::error::{CliError, Status};
 use crate::ui::print::warn;
+use inlock_open::private_key;
 
 /// Values of `tls`.
 pub(crate) const MODES: [&str; 3] = ["off", "on", "require"];
@@ -46,13 +46,8 @@ pub(crate) fn options(
 /// Reads the certificates.
 pub(crate) fn load(options: &TlsOptions) -> anyhow::Result<TlsServer> {
     let server = TlsServer::load(options).map_err(cannot_use)?;
-    let key = options.certificates.join("server-key.pem");
-    // A group may share a key, as the one of Debian's certificates does.
-    if key.metadata().is_ok_and(|found| found.mode() & 0o026 != 0) {
-        warn(format_args!(
-            "{}: other users can read or replace this private key; restrict it: chmod o-rwx,g-w",
-            key.display()
-        ));
+    if let Some(warning) = private_key::warning(&options.certificates.join("server-key.pem")) {
+        warn(warning);
     }
     Ok(server)
 }

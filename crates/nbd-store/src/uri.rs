@@ -191,6 +191,11 @@ impl NbdUri {
         text
     }
 
+    /// Returns the file of the private key that a client may have in its directory of certificates.
+    pub fn private_key(&self) -> Option<PathBuf> {
+        Some(self.tls.as_ref()?.certificates.as_ref()?.join("client-key.pem"))
+    }
+
     /// Returns the name of the export for messages.
     pub fn export_name(&self) -> String {
         String::from_utf8_lossy(&self.export).into_owned()

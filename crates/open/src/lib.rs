@@ -50,6 +50,7 @@ pub mod mounts;
 pub mod open;
 pub mod path_text;
 pub mod policy_file;
+pub mod private_key;
 pub mod range;
 pub mod reload;
 pub mod remote;

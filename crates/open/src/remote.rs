@@ -3,6 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result, no_export, no_image};
 use crate::host::Context;
+use crate::private_key;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -125,7 +126,7 @@ pub fn open(context: &Context, text: &str, writing: bool) -> Result<Remote> {
         context.remember(Arc::clone(&store) as _);
         return Ok(Remote::Rbd(store));
     }
-    let store = Arc::new(open_export(text, &options.nbd, writing)?);
+    let store = Arc::new(open_export(context, text, writing)?);
     context.remember(Arc::clone(&store) as _);
     Ok(Remote::Nbd(store))
 }
@@ -145,12 +146,16 @@ fn open_image(text: &str, options: &inlock_rbd_store::StoreOptions, writing: boo
     Ok(store)
 }
 
-fn open_export(text: &str, options: &inlock_nbd_store::StoreOptions, writing: bool) -> Result<NbdStore> {
+fn open_export(context: &Context, text: &str, writing: bool) -> Result<NbdStore> {
+    let options = &context.settings().remote.nbd;
     let uri = NbdUri::parse(text).map_err(|error| {
         let has_shared_key = matches!(error, UriError::SharedKey);
         let kind = ErrorKind::ExportName { has_shared_key };
         Error::with_source(kind, format!("Device {text} cannot be used"), error)
     })?;
+    if let Some(warning) = uri.private_key().and_then(|file| private_key::warning(&file)) {
+        context.warn(warning);
+    }
     let opened = NbdStore::open(&uri, options, !writing);
     let store = opened.map_err(|source| no_export(text, source))?;
     if writing {

@@ -306,6 +306,13 @@ fn private_key_that_others_can_use_is_told() {
         let ended = call([&serve[..], &require(&certificates)].concat());
         let has_told = ended.err.contains("can read or replace this private key");
         assert_eq!((ended.code, has_told), (0, is_told), "{mode:o}: {ended:?}");
+        // As the client of another server, which need not be there.
+        fs::copy(&key, dir.path("c/client-key.pem")).unwrap();
+        fs::set_permissions(dir.path("c/client-key.pem"), fs::Permissions::from_mode(mode)).unwrap();
+        let export = format!("nbds+unix:///?socket={}&tls-certificates={certificates}", dir.name("none"));
+        let ended = call(["luksDump", "--connect-timeout", "1", &export]);
+        let told = format!("{certificates}/client-key.pem: other users can read or replace this private key");
+        assert_eq!((ended.code, ended.err.contains(&told)), (4, is_told), "{mode:o}: {ended:?}");
     }
 }
 
