@@ -3,7 +3,7 @@
 use crate::conversions::{convert, luks1_volume, luks2_volume};
 use crate::power_cut::{RecordingDevice, Step};
 use crate::support::{
-    PASSPHRASE, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
+    PASSPHRASE, chain, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
 };
 use inlock_volume::{
     Conversion, ConvertError, EditError, HeaderBackup, HeaderDevice, KdfKind, KeyslotStatus, MemoryDevice, NewKeyslot,
@@ -200,6 +200,14 @@ fn backup_is_not_restored_over_areas_that_cannot_be_read() {
     assert!(device.0.log.lock().unwrap().is_empty());
 }
 
+/// The first bytes tell that it is LUKS1.
+#[test]
+fn luks1_header_that_cannot_be_read_whole_is_not_called_damaged() {
+    let device = Unreadable(RecordingDevice::new(luks1_image()), SECTOR..2 * SECTOR);
+    let refused = RepairPlan::new(&device).unwrap_err();
+    assert!(chain(&refused).ends_with("injected"), "{refused:?}");
+}
+
 #[test]
 fn free_keyslot_of_any_number_keeps_a_conversion_safe() {
     let may_lose = |keyslots: &[u32]| {
@@ -269,6 +277,29 @@ fn luks2_header_with_what_luks1_does_not_hold_is_named() {
     // A field of 32 bytes ends with a zero.
     assert!(matches!(hash(32), Err(ConvertError::TooLong("the hash"))), "{:?}", hash(32));
     assert!(!matches!(hash(31), Err(ConvertError::TooLong(_))), "{:?}", hash(31));
+}
+
+/// Unused keyslots get areas on both sides of a used one, which they adjoin.
+#[test]
+fn keyslot_in_any_of_eight_places_leaves_room_for_the_others() {
+    let device = MemoryDevice::zeroed((3 << 20) + 4096);
+    let options = with!(
+        luks2_options();
+        kdf: cheap(KdfKind::Pbkdf2),
+        key_len: 32,
+        keyslots_len: Some(8 * AREA),
+        data_offset: Some(2 << 20),
+        label: String::new(),
+        sector_size: Some(inlock_volume::DataUnitSize::SECTOR),
+    );
+    let mut luks2 = luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+    for place in 0..8 {
+        let mut map = map_of(&luks2);
+        map["keyslots"]["0"]["area"]["offset"] = ((32 << 10) + place * AREA).to_string().into();
+        luks2.commit(&device, &text_of(map)).unwrap();
+        let plan = Conversion::new(&Volume::load(&device).unwrap(), 1);
+        assert!(plan.is_ok(), "place {place}: {plan:?}");
+    }
 }
 
 /// What LUKS2 does not take is found before an area moves.
