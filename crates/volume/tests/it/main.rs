@@ -10,6 +10,7 @@ mod conversions;
 mod costs;
 mod crash_states;
 mod cryptsetup;
+mod edit_edges;
 mod edit_states;
 mod edit_steps;
 mod edits;
