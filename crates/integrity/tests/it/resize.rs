@@ -2,7 +2,9 @@
 
 use crate::support::{fill, formatted, hash, memory, open_options};
 use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, OpenOptions, ReadError, Stores, resize};
+use inlock_testing::{Log, Step};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 const LEN: usize = 1 << 20;
 
@@ -87,4 +89,36 @@ fn impossible_length_is_refused_unchanged() {
     let legacy = OpenOptions { legacy_recalculate: true, ..open_options(Mode::Journal, &format) };
     assert!(resize(&stores, &legacy, None).unwrap_err().to_string().contains("still to be computed"));
     assert!(store.contents() == before);
+}
+
+/// What a power cut leaves behind the return: only what was synced.
+#[test]
+fn new_length_is_durable() {
+    let format = options(512);
+    let (data, _) = formatted(&format, LEN, None);
+    let log = Log::<()>::default();
+    let stores = Stores::interleaved(Arc::new(log.store(memory(data.clone()), false)));
+    resize(&stores, &open_options(Mode::Journal, &format), Some(64)).unwrap();
+    let mut synced = data;
+    let steps = log.steps();
+    let end = steps.iter().rposition(|step| *step == Step::Sync).unwrap();
+    for step in &steps[..end] {
+        if let Step::Write { at, data } = step {
+            synced[*at..][..data.len()].copy_from_slice(data);
+        }
+    }
+    let device = IntegrityDevice::open(Stores::interleaved(memory(synced)), open_options(Mode::Direct, &format));
+    assert_eq!(device.unwrap().layout().provided_data_sectors, 64);
+}
+
+/// With a metadata device the tags may have less room than the data.
+#[test]
+fn volume_grows_as_far_as_its_tags_do() {
+    let format = FormatOptions { tag_size: Some(255), ..options(512) };
+    let (stores, blocks) = grown(&format, Some(LEN * 3 / 4), Mode::Direct);
+    let (before, superblock) = resize(&stores, &open_options(Mode::Direct, &format), None).unwrap();
+    assert_eq!(before, blocks);
+    let most = superblock.provided_data_sectors;
+    assert!((before + 8..2 * LEN as u64 / 512).contains(&most), "{most}");
+    assert!(resize(&stores, &open_options(Mode::Direct, &format), Some(most + 8)).is_err());
 }
