@@ -283,13 +283,15 @@ mod tests {
         // The place has 32768 bytes, 8 times 32768 bits.
         for (blocks, log2) in [(8 << 15, 0), ((8 << 15) + 1, 1), (16 << 15, 1)] {
             let superblock = superblock(1, blocks, true, 512);
-            let layout = Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 30), start: 0 }).unwrap();
+            let layout =
+                Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 30), start: 0 }).unwrap();
             assert_eq!(layout.log2_blocks_per_bit(Some(1)), log2, "{blocks}");
             assert_eq!(layout.bitmap_len(0).ok(), (log2 == 0).then_some(32768));
         }
         let blocks = (1 << 54) + 8;
         let superblock = superblock(1, blocks, true, 512);
-        let mut layout = Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 60), start: 0 }).unwrap();
+        let mut layout =
+            Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 60), start: 0 }).unwrap();
         assert_eq!(layout.log2_blocks_per_bit(None), MAX_LOG2_BITMAP);
         layout.journal.sections = 65;
         assert_eq!(layout.log2_blocks_per_bit(None), MAX_LOG2_BITMAP - 1);

@@ -79,7 +79,8 @@ fn discard_reaches_each_block_that_is_in_the_journal() {
 fn read_only_device_makes_no_call_but_reads() {
     let format = options("hmac-sha256");
     let image = memory(formatted(&format, LEN, None).0);
-    for (mode, read_only) in [(Mode::Journal, true), (Mode::Bitmap, true), (Mode::Direct, true), (Mode::Recovery, false)]
+    for (mode, read_only) in
+        [(Mode::Journal, true), (Mode::Bitmap, true), (Mode::Direct, true), (Mode::Recovery, false)]
     {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);

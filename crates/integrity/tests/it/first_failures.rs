@@ -209,13 +209,9 @@ fn volume_that_is_not_open_is_left_after_the_first_failure() {
                 Box::new(move || Ok(inlock_integrity::format(&stores, &options).map(drop)?))
             });
         }
-        check("resize", &flushed, |stores| {
-            Box::new(move || Ok(resize(&stores, &journal(), Some(64)).map(drop)?))
-        });
+        check("resize", &flushed, |stores| Box::new(move || Ok(resize(&stores, &journal(), Some(64)).map(drop)?)));
         check("root of the tags", &flushed, |stores| Box::new(move || Ok(tag_root(&stores, &journal()).map(drop)?)));
-        check("a section", &flushed, |stores| {
-            Box::new(move || Ok(stored_section(&stores, &journal(), 0).map(drop)?))
-        });
+        check("a section", &flushed, |stores| Box::new(move || Ok(stored_section(&stores, &journal(), 0).map(drop)?)));
         check("whether it is emptied", &flushed, |stores| {
             Box::new(move || Ok(empties_journal(&stores, &journal()).map(drop)?))
         });
@@ -282,9 +278,10 @@ fn sealed_store_ends_a_request_with_the_first_failure() {
 /// After a failure every write fails, also one of a whole section of the journal.
 #[test]
 fn no_write_is_taken_after_a_failure() {
-    let format = FormatOptions { tag_size: Some(200), internal_hash: None, ..options() };
+    // More than half of the journal stays free, so that nothing but the check fails a write.
+    let format = FormatOptions { internal_hash: None, journal_sectors: Some(512), ..options() };
     let calls = Arc::new(AtomicUsize::new(0));
-    let image = memory(formatted(&format, LEN, None).0);
+    let image = memory(formatted(&format, 4 * LEN, None).0);
     let counted = Arc::clone(&calls);
     let store = Arc::new(ScriptedStore::new(image, move |_| match counted.load(Ordering::SeqCst) {
         0 => Verdict::Pass,

@@ -109,7 +109,8 @@ fn present_data_is_overwritten_only_on_request() {
 /// A power cut while a volume is made over another one leaves the old volume, none, or the new one.
 #[test]
 fn cut_format_leaves_the_old_volume_none_or_the_new_one() {
-    let old = FormatOptions { interleave_sectors: 64, salt: Some([1; 16]), journal_sectors: Some(200), ..options(512, 9) };
+    let old =
+        FormatOptions { interleave_sectors: 64, salt: Some([1; 16]), journal_sectors: Some(200), ..options(512, 9) };
     let new = FormatOptions { overwrite: true, salt: Some([2; 16]), journal_sectors: Some(300), ..old.clone() };
     let store = memory(formatted(&old, 192 << 10, None).0);
     let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Journal, &old)).unwrap();

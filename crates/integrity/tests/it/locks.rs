@@ -134,8 +134,7 @@ fn write_during_a_close_is_refused_or_complete() {
     });
     // No flush: the volume is marked as clean.
     drop(device);
-    let device =
-        IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Bitmap, &options())).unwrap();
+    let device = IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Bitmap, &options())).unwrap();
     assert_eq!((value(&device, 3), value(&device, 4)), (Some(2), Some(if written.is_ok() { 2 } else { 1 })));
 }
 
@@ -180,6 +179,8 @@ fn one_commit_is_that_of_all_that_wait() {
     let after = device.metrics();
     let is_same = (after.commits - before, after.journal_sections_used, syncs.load(Ordering::SeqCst));
     assert_eq!(is_same, (3, used, synced), "there is nothing to write");
+    device.close().unwrap();
+    assert_eq!(device.metrics().journal_sections_used, 0);
 }
 
 /// A write of parts of blocks has read the first and waits for the last one: no write changes the first meanwhile.
