@@ -1,6 +1,10 @@
 //! Waiting for what another thread or process does, with an end.
 
 use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// Time after which what is waited for is taken not to come. A busy machine needs a part of it.
@@ -19,6 +23,28 @@ pub fn eventually<T: Debug>(what: &str, look: impl FnMut() -> T, is_met: impl Fn
         Ok(value) => value,
         Err(last) => panic!("{what}: not within {} s; it was last {last:?}", TIMEOUT.as_secs()),
     }
+}
+
+/// Starts a thread, and blocks until it has ended or waits for something: for a lock, if nothing else makes it wait.
+///
+/// # Panics
+/// If it does neither within two minutes.
+#[track_caller]
+pub fn spawn_until_it_waits<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    let (tell, told) = mpsc::channel();
+    let thread = scope.spawn(move || {
+        // PID/task/TID
+        let name = fs::read_link("/proc/thread-self").expect("a link");
+        let _ = tell.send(Path::new("/proc").join(name).join("stat"));
+        work()
+    });
+    let stat = told.recv().expect("the thread runs");
+    let state = || fs::read_to_string(&stat).ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
+    eventually("a thread to wait", state, |state| thread.is_finished() || *state == Some('S'));
+    thread
 }
 
 /// Blocks until `is_met` holds for what `look` returns, for at most `timeout`. Returns the last value as an error
@@ -45,6 +71,21 @@ fn within<T>(timeout: Duration, mut look: impl FnMut() -> T, is_met: impl Fn(&T)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn thread_is_waited_for_until_it_waits_or_has_ended() {
+        let lock = Mutex::new(1);
+        std::thread::scope(|scope| {
+            let mut held = lock.lock().expect("no panic");
+            let waiting = spawn_until_it_waits(scope, || *lock.lock().expect("no panic"));
+            assert!(!waiting.is_finished());
+            *held = 2;
+            drop(held);
+            assert_eq!(waiting.join().expect("no panic"), 2);
+            assert!(spawn_until_it_waits(scope, || ()).is_finished());
+        });
+    }
 
     #[test]
     fn wait_ends_with_the_value_or_with_the_time() {

@@ -44,6 +44,15 @@ pub(crate) fn previous_sequence(sequence: u8) -> u8 {
     (sequence + SEQUENCES - 1) % SEQUENCES
 }
 
+/// Changes ids that a cipher has made equal, as the kernel does.
+fn make_distinct(ids: &mut [u64; SEQUENCES as usize]) {
+    for n in 1..ids.len() {
+        while ids[..n].contains(&ids[n]) {
+            ids[n] = ids[n].wrapping_add(1);
+        }
+    }
+}
+
 impl JournalCodec {
     pub(crate) fn new(
         layout: JournalLayout,
@@ -55,11 +64,7 @@ impl JournalCodec {
         if let Some(cipher) = &cipher {
             cipher.encrypt_ids(&mut ids, layout.sectors() * 512);
         }
-        for n in 1..ids.len() {
-            while ids[..n].contains(&ids[n]) {
-                ids[n] = ids[n].wrapping_add(1);
-            }
-        }
+        make_distinct(&mut ids);
         Self { layout, ids, cipher, mac, salt }
     }
 
@@ -237,5 +242,22 @@ impl JournalCodec {
 
     fn data_at(&self, entry: usize) -> usize {
         (SECTION_METADATA_SECTORS + entry * self.layout.sectors_per_block) * 512
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_ids_become_different_ones() {
+        for (mut ids, expected) in [
+            ([5, 5, 6, 6], [5, 6, 7, 8]),
+            ([u64::MAX, 3, u64::MAX, 0], [u64::MAX, 3, 0, 1]),
+            ([1, 2, 3, 4], [1, 2, 3, 4]),
+        ] {
+            make_distinct(&mut ids);
+            assert_eq!(ids, expected);
+        }
     }
 }

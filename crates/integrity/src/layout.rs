@@ -234,3 +234,81 @@ pub(crate) fn largest_interleaved(superblock: &Superblock, sizes: &DeviceSizes) 
     }
     provided
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::FormatOptions;
+
+    /// Returns a superblock with sections of 64 sectors.
+    fn superblock(sections: u32, provided: u64, meta: bool, block_len: usize) -> Superblock {
+        let tag_size = Some(56);
+        let options = FormatOptions { tag_size, block_len, interleave_sectors: 64, ..FormatOptions::default() };
+        let sizes = DeviceSizes { data: 1 << 20, meta: meta.then_some(1 << 20), start: 0 };
+        let superblock = options.superblock(&sizes).unwrap();
+        Superblock { journal_sections: sections, provided_data_sectors: provided, ..superblock }
+    }
+
+    /// Returns the field that does not match devices of these sectors.
+    fn field(superblock: &Superblock, data: u64, meta: Option<u64>, start: u64) -> Option<&'static str> {
+        Layout::new(superblock, &DeviceSizes { data, meta, start }).err().map(|error| error.field)
+    }
+
+    #[test]
+    fn volume_fits_its_devices_to_the_last_sector() {
+        for start in [0, 7] {
+            for provided in [8, 64, 72, 640] {
+                let interleaved = superblock(2, provided, false, 512);
+                let sizes = DeviceSizes { data: 1 << 20, meta: None, start };
+                let layout = Layout::new(&interleaved, &sizes).unwrap();
+                let end = layout.data_position(layout.blocks() - 1).0 / 512 + 1;
+                assert_eq!(field(&interleaved, end, None, start), None);
+                assert_eq!(field(&interleaved, end - 1, None, start), Some("provided_data_sectors"));
+                let separate = superblock(2, provided, true, 512);
+                assert_eq!(field(&separate, provided, Some(1 << 20), start), None);
+                assert_eq!(field(&separate, provided - 1, Some(1 << 20), start), Some("provided_data_sectors"));
+                // Tags are rounded up to 8 sectors, and behind the journal there is room for one more.
+                let tags = (provided * 56).div_ceil(4096) * 8;
+                let end = start + 8 + 2 * 64 + tags.max(9);
+                assert_eq!(field(&separate, provided, Some(end), start), None);
+                assert!(field(&separate, provided, Some(end - 1), start).is_some());
+                let end = start + 8 + 2 * 64 + 8;
+                assert_eq!(field(&separate, provided, Some(end), start), Some("journal_sections"));
+            }
+        }
+        // 2^32 - 1 sectors of superblock and journal at most: sections of 64 sectors do not reach it.
+        let most = u32::MAX / 64;
+        assert_eq!(field(&superblock(most, 8, true, 512), 8, Some(1 << 40), 0), None);
+        assert_eq!(field(&superblock(most + 1, 8, true, 512), 8, Some(1 << 40), 0), Some("journal_sections"));
+    }
+
+    #[test]
+    fn bitmap_fills_the_journals_place_at_most() {
+        // The place has 32768 bytes, 8 times 32768 bits.
+        for (blocks, log2) in [(8 << 15, 0), ((8 << 15) + 1, 1), (16 << 15, 1)] {
+            let superblock = superblock(1, blocks, true, 512);
+            let layout =
+                Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 30), start: 0 }).unwrap();
+            assert_eq!(layout.log2_blocks_per_bit(Some(1)), log2, "{blocks}");
+            assert_eq!(layout.bitmap_len(0).ok(), (log2 == 0).then_some(32768));
+        }
+        let blocks = (1 << 54) + 8;
+        let superblock = superblock(1, blocks, true, 512);
+        let mut layout =
+            Layout::new(&superblock, &DeviceSizes { data: blocks, meta: Some(1 << 60), start: 0 }).unwrap();
+        assert_eq!(layout.log2_blocks_per_bit(None), MAX_LOG2_BITMAP);
+        layout.journal.sections = 65;
+        assert_eq!(layout.log2_blocks_per_bit(None), MAX_LOG2_BITMAP - 1);
+    }
+
+    #[test]
+    fn bits_stand_for_sectors_however_long_a_block_is() {
+        for (block_len, sectors, log2) in
+            [(512, 8, 3), (4096, 8, 0), (4096, 63, 2), (4096, 4, 0), (1024, 64, 5), (512, 0, 0)]
+        {
+            let superblock = superblock(1, 4096, true, block_len);
+            let layout = Layout::new(&superblock, &DeviceSizes { data: 4096, meta: Some(4096), start: 0 }).unwrap();
+            assert_eq!(layout.log2_blocks_per_bit(Some(sectors)), log2, "{block_len} {sectors}");
+        }
+    }
+}

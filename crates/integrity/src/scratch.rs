@@ -92,3 +92,16 @@ pub(crate) fn bytes_of(memory: &mut Vec<u8>, len: usize) -> &mut [u8] {
     }
     &mut memory[..len]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_sets_are_kept_than_the_pool_has_room_for() {
+        let pool = ScratchPool::new(0, 1, 1);
+        let taken: Vec<_> = (0..=MAX_IDLE).map(|_| pool.take()).collect();
+        drop(taken);
+        assert_eq!(pool.idle().len(), MAX_IDLE);
+    }
+}

@@ -169,7 +169,8 @@ fn open_volume_is_resized_under_its_clients() {
             let dump: Value = serde_json::from_str(dump.works().text()).unwrap();
             dump["provided_data_sectors"].as_u64().unwrap()
         };
-        let formatting: &[&str] = if options[0].len() == 2 && name != "keyed" && name != "wiped" { &[] } else { options };
+        let formatting: &[&str] =
+            if options[0].len() == 2 && name != "keyed" && name != "wiped" { &[] } else { options };
         call([&["integrity", "format", "-q", &image], formatting].concat()).works();
         let opening: &[&str] = if name == "journal" { &[] } else { options };
         let server = Named::start_integrity(&run, name, &[&[&*image], opening].concat());

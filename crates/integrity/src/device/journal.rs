@@ -237,13 +237,10 @@ impl Journal {
         Ok(state)
     }
 
-    /// Asks the thread to empty the journal if half of it is in use, or empties it without one.
+    /// Empties the journal if half of it is in use, and no thread does it.
     fn checkpoint_if_half_full(&self, core: &Core) -> Result<(), Errno> {
-        if !self.is_half_full(&self.state()) {
-            return Ok(());
-        }
-        self.orders.request();
-        if self.orders.is_followed() { Ok(()) } else { self.follow_order(core) }
+        // The thread was asked when the section was added that made it so.
+        if !self.is_half_full(&self.state()) || self.orders.is_followed() { Ok(()) } else { self.follow_order(core) }
     }
 
     fn is_half_full(&self, state: &State) -> bool {
@@ -300,12 +297,33 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::super::IntegrityDevice;
+    use super::OWN_SECTIONS;
     use crate::format::{FormatOptions, format};
     use crate::options::{Mode, OpenOptions};
     use crate::stores::Stores;
     use crate::tags::TagHash;
     use inlock_engine::store::memory::MemoryStore;
     use std::sync::Arc;
+
+    /// Callers take all sections but one, which is there for those who write blocks: no memory is allocated for them.
+    #[test]
+    fn callers_leave_one_section_to_open() {
+        let store = Arc::new(MemoryStore::new(vec![0; 192 << 10]));
+        let options = FormatOptions {
+            tag_size: Some(240),
+            journal_sectors: Some(64),
+            interleave_sectors: 64,
+            ..FormatOptions::default()
+        };
+        format(&Stores::interleaved(store.clone()), &options).unwrap();
+        let device = IntegrityDevice::open(Stores::interleaved(store), OpenOptions::new(Mode::Journal)).unwrap();
+        let (journal, layout) = (device.journal.as_ref().unwrap(), device.layout().journal);
+        let len = layout.entries * 512;
+        assert!(device.take_section(len - 1).is_none());
+        let taken: Vec<_> = std::iter::from_fn(|| device.take_section(len)).collect();
+        assert_eq!(taken.len(), layout.sections as usize + OWN_SECTIONS - 1);
+        assert_eq!(journal.state().spare.len(), 1);
+    }
 
     /// All sections are sealed, the thread has not freed one yet, and there is one more entry: a flush must free
     /// sections before the journal takes it.

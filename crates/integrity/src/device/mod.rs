@@ -395,20 +395,25 @@ impl IntegrityDevice {
     ///
     /// As [`IntegrityDevice::flush`].
     pub fn maintain(&self) -> Result<(), Errno> {
-        let Some(bitmap) = self.bitmap.as_ref().filter(|bitmap| !bitmap.closed.load(Ordering::Acquire)) else {
-            return self.flush();
-        };
+        let Some(bitmap) = &self.bitmap else { return self.flush() };
         let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
+        // An empty journal may have replaced it.
+        if bitmap.closed.load(Ordering::Acquire) { self.core.write_back() } else { self.clear_bits(bitmap).map(drop) }
+    }
+
+    /// Flushes and clears the bits of the bitmap, and returns whether it did: not during a recalculation. The caller
+    /// holds `writes` exclusively.
+    fn clear_bits(&self, bitmap: &Bitmap) -> Result<bool, Errno> {
         self.core.write_back()?;
         let recalculation = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
         if recalculation.is_some() {
             // Its regions are the set bits; they are cleared when all of them are done.
-            return Ok(());
+            return Ok(false);
         }
         let mut bits = bitmap.bits.lock().unwrap_or_else(PoisonError::into_inner);
         bits.clear();
         bits.write(&self.core)?;
-        self.core.sync(false)
+        self.core.sync(false).map(|()| true)
     }
 
     /// Copies the journal to its places and marks the volume as clean. The device can still be used, with a bitmap for
@@ -424,17 +429,19 @@ impl IntegrityDevice {
         if let Some(journal) = &self.journal {
             return journal.checkpoint(&self.core, Part::All);
         }
-        self.maintain()?;
-        let unfinished = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).is_some();
-        if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !unfinished) {
-            // The kernel fails a volume whose journal has other bytes than sections. A power cut before the flag is
-            // cleared leaves bits of regions that are computed again, to the tags that they have.
-            let (stores, layout) = (&self.core.stores, &self.core.layout);
-            let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
-            bitmap.closed.store(true, Ordering::Release);
-            self.core.note(clear_journal(stores, layout, &bitmap.journal, 0))?;
-            self.update_superblock(|superblock| superblock.flags.set(Flags::DIRTY_BITMAP, false))?;
+        let Some(bitmap) = &self.bitmap else { return self.flush() };
+        // Until it is marked as clean: the tags of a later write would not be flushed.
+        let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
+        if bitmap.closed.load(Ordering::Acquire) {
+            return self.core.write_back();
         }
-        Ok(())
+        if !self.clear_bits(bitmap)? {
+            return Ok(());
+        }
+        // The kernel fails a volume whose journal has other bytes than sections. A power cut before the flag is
+        // cleared leaves bits of regions that are computed again, to the tags that they have.
+        bitmap.closed.store(true, Ordering::Release);
+        self.core.note(clear_journal(&self.core.stores, &self.core.layout, &bitmap.journal, 0))?;
+        self.update_superblock(|superblock| superblock.flags.set(Flags::DIRTY_BITMAP, false))
     }
 }

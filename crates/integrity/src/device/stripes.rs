@@ -65,5 +65,6 @@ mod tests {
         let stripes = Stripes::default();
         assert!(!stripes.read(63, 2048).spilled());
         assert!(!stripes.write(1, 2048).spilled());
+        assert_eq!(stripes.write(0, STRIPES as u64 * GROUP).len(), STRIPES);
     }
 }

@@ -4,8 +4,8 @@ use crate::sealed::{gcm, with_tags_of};
 use crate::support::{fill, formatted, hash, memory, open_options};
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
-use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores};
-use inlock_testing::ScriptedStore;
+use inlock_integrity::{Fill, FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores, resize};
+use inlock_testing::{Log, ScriptedStore, Step};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -160,6 +160,78 @@ fn continued_wipe_leaves_what_was_changed_long_before_its_place() {
     assert_eq!(filled.blocks, blocks - last, "what was not wiped, and the last block that was");
     let unreadable = |block: u64| store.read_at(&mut [0; 4096], block * 4096) == Err(Errno::ILSEQ);
     assert_eq!((0..blocks).filter(|block| unreadable(*block)).collect::<Vec<_>>(), [0, 256 * 10]);
+}
+
+/// The last chunk of a wipe has one block.
+#[test]
+fn wipe_reaches_the_last_block() {
+    let format = options();
+    let stores = Stores::interleaved(memory(formatted(&format, 4 << 20, None).0));
+    resize(&stores, &open_options(Mode::Direct, &format), Some(2 * 2048 + 1)).unwrap();
+    for threads in [1, 2, 3] {
+        let device = IntegrityDevice::open(stores.clone(), open_options(Mode::Direct, &format)).unwrap();
+        let value = |_: u64, data: &mut [u8], _: &mut [u8]| {
+            data.fill(threads);
+            Ok(())
+        };
+        let reached = device.wipe(0, threads.into(), value, |_| ControlFlow::Continue(()));
+        assert_eq!(reached, Ok(2 * 2048 + 1));
+        for block in [0, 2047, 2048, 2 * 2048] {
+            let mut data = [0; 512];
+            device.read(block, &mut data, &mut []).unwrap();
+            assert_eq!(data, [threads; 512], "block {block}");
+        }
+    }
+}
+
+/// What is filled is durable when its step is told of: the memory of the process may be lost then.
+#[test]
+fn filled_blocks_are_durable_when_they_are_told_of() {
+    let format = options();
+    let image = memory(formatted(&format, 4 << 20, None).0);
+    let open = |image| IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Direct, &format)).unwrap();
+    let store = IntegrityStore::new(Arc::new(open(image.clone()))).unwrap();
+    let mut steps = 0;
+    store
+        .fill_unreadable(Fill::Zeroes, 1, |reached| {
+            let left = open(memory(image.contents()));
+            left.read(reached - 1, &mut [0; 512], &mut []).unwrap();
+            steps += 1;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert!(steps > 2, "{steps}");
+}
+
+/// An open that replays the journal and empties it makes the blocks and their tags durable first.
+#[test]
+fn replayed_blocks_are_durable_before_the_journal_is_emptied() {
+    let format = options();
+    let image = memory(formatted(&format, 192 << 10, None).0);
+    let open = |store: Arc<dyn BackingStore>, mode| {
+        IntegrityDevice::open(Stores::interleaved(store), open_options(mode, &format)).unwrap()
+    };
+    let device = open(image.clone(), Mode::Journal);
+    (0..20).for_each(|block| device.write(block, &fill(block, 3, 512), &[]).unwrap());
+    device.flush().unwrap();
+    let (before, log) = (image.contents(), Log::<()>::default());
+    let _ = open(Arc::new(log.store(memory(before.clone()), false)), Mode::Direct);
+    let log = log.steps();
+    for cut in 0..=log.len() {
+        let mut bytes = before.clone();
+        let end = log[..cut].iter().rposition(|step| *step == Step::Sync).unwrap_or(0);
+        for step in &log[..end] {
+            if let Step::Write { at, data } = step {
+                bytes[*at..][..data.len()].copy_from_slice(data);
+            }
+        }
+        let device = open(memory(bytes), Mode::Direct);
+        for block in 0..20 {
+            let mut data = [0; 512];
+            device.read(block, &mut data, &mut []).unwrap();
+            assert!(data[..] == fill(block, 3, 512), "block {block} after {cut} of {} steps", log.len());
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,13 @@
 //! New volumes, and where their parts are.
 
-use crate::support::{formatted, hash, memory};
-use inlock_integrity::{DeviceSizes, Flags, FormatOptions, IntegrityError, Layout, Stores, Superblock, format};
+use crate::crash::state;
+use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
+use inlock_integrity::{
+    DeviceSizes, Flags, FormatOptions, IntegrityDevice, IntegrityError, Layout, MAX_JOURNAL_SECTORS, Marks, Mode,
+    Stores, Superblock, format,
+};
+use inlock_testing::Log;
+use std::sync::Arc;
 
 fn options(block_len: usize, tag: usize) -> FormatOptions {
     FormatOptions { block_len, tag_size: Some(tag), internal_hash: Some(hash("crc32c")), ..FormatOptions::default() }
@@ -98,4 +104,73 @@ fn present_data_is_overwritten_only_on_request() {
     assert!(store.contents() == bytes);
     format(&stores, &FormatOptions { overwrite: true, ..options(512, 4) }).unwrap();
     assert!(Superblock::is_present(&store.contents()));
+}
+
+/// A power cut while a volume is made over another one leaves the old volume, none, or the new one.
+#[test]
+fn cut_format_leaves_the_old_volume_none_or_the_new_one() {
+    let old =
+        FormatOptions { interleave_sectors: 64, salt: Some([1; 16]), journal_sectors: Some(200), ..options(512, 9) };
+    let new = FormatOptions { overwrite: true, salt: Some([2; 16]), journal_sectors: Some(300), ..old.clone() };
+    let store = memory(formatted(&old, 192 << 10, None).0);
+    let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Journal, &old)).unwrap();
+    (0..30).for_each(|block| device.write(block, &fill(block, 1, 512), &[]).unwrap());
+    device.flush().unwrap();
+    let before = store.contents();
+    let log = Log::<()>::default();
+    let made = format(&Stores::interleaved(Arc::new(log.store(memory(before.clone()), false))), &new).unwrap();
+    let (log, mut random, mut found) = (log.steps().clone(), Numbers(77), [0; 3]);
+    let open = |bytes: Vec<u8>, format| {
+        IntegrityDevice::open(Stores::interleaved(memory(bytes)), open_options(Mode::Journal, format)).unwrap()
+    };
+    for cut in 0..=log.len() {
+        for _ in 0..16 {
+            let bytes = state(&before, &log, cut, &mut random);
+            match Superblock::read(&Stores::interleaved(memory(bytes.clone()))) {
+                Ok((superblock, _)) if superblock == made => {
+                    assert!(open(bytes, &new).read(0, &mut [0; 512], &mut []).is_err(), "no block was written");
+                    found[2] += 1;
+                }
+                Ok(_) => {
+                    let device = open(bytes, &old);
+                    for block in 0..30 {
+                        let mut data = [0; 512];
+                        device.read(block, &mut data, &mut []).unwrap();
+                        assert!(data[..] == fill(block, 1, 512), "{cut}: block {block}");
+                    }
+                    found[0] += 1;
+                }
+                Err(error) => {
+                    assert!(matches!(error, IntegrityError::NoSuperblock | IntegrityError::OtherData), "{error}");
+                    assert!(cut < log.len(), "the new volume is durable");
+                    found[1] += 1;
+                }
+            }
+        }
+    }
+    assert!(found.iter().all(|count| *count > 8), "{found:?}");
+}
+
+#[test]
+fn boundaries_of_a_new_volume_are_possible() {
+    // The superblock ends where the device does.
+    let error = Superblock::read(&Stores::interleaved(memory(vec![0; 4096]))).unwrap_err();
+    assert!(matches!(error, IntegrityError::NoSuperblock), "{error}");
+    assert_eq!(Superblock::decode(&[0; 4096]).unwrap_err().field, "magic");
+    // Sections of 64 sectors.
+    let sizes = DeviceSizes { data: 4 << 20, meta: None, start: 0 };
+    let of_sectors = |sectors| FormatOptions { journal_sectors: Some(sectors), ..options(512, 56) }.superblock(&sizes);
+    assert_eq!(of_sectors(MAX_JOURNAL_SECTORS).unwrap().journal_sections, 1 << 15);
+    assert!(matches!(of_sectors(MAX_JOURNAL_SECTORS + 64), Err(IntegrityError::LongJournal { .. })));
+}
+
+/// A mark that is shorter, by the tag or by the hash, could be guessed.
+#[test]
+fn marks_have_16_bytes_at_least() {
+    for (name, tag_size, is_possible) in
+        [("hmac-sha256", 15, false), ("hmac-sha256", 16, true), ("hmac-sha256", 8, false), ("crc32c", 32, false)]
+    {
+        let marks = Marks::of_hash(hash(name), None, tag_size, 512);
+        assert_eq!(marks.is_ok(), is_possible, "{name} {tag_size}");
+    }
 }

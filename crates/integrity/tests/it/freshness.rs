@@ -281,10 +281,18 @@ fn one_changed_byte_does_not_take_back_acknowledged_flushes_unnoticed() {
 
 #[test]
 fn sections_with_the_same_entries_have_different_digests() {
-    let (image, _) = formatted(&options(64), LEN, None);
+    for tag_size in [TAG, 232] {
+        sections_with_the_same_entries_differ(tag_size);
+    }
+}
+
+/// With tags of 232 bytes the entries of a sector leave the eight bytes before the commit id, and no more.
+fn sections_with_the_same_entries_differ(tag_size: usize) {
+    let (image, _) = formatted(&FormatOptions { tag_size: Some(tag_size), ..options(64) }, LEN, None);
     let digest_of_a_flush = || {
         let (device, log) = open_recorded(&image);
-        write(&device, 7, 1);
+        let unit = fill(7, 1, 512);
+        device.write(7, &unit, &tuple(&unit, tag_size)).unwrap();
         device.flush().unwrap();
         let log = log.steps();
         let Some(Step::Mark(FreshnessRecord { section: Some(section), .. })) = log.last() else { panic!("no record") };
@@ -292,7 +300,26 @@ fn sections_with_the_same_entries_have_different_digests() {
     };
     let (first, second) = (digest_of_a_flush(), digest_of_a_flush());
     assert_eq!(first.0, second.0);
-    assert_ne!(first.1, second.1);
+    assert_ne!(first.1, second.1, "{tag_size}");
+}
+
+/// The root is of the tags of the volume's blocks and of nothing behind them.
+#[test]
+fn root_of_tags_ends_with_the_last_block() {
+    let format = options(64);
+    let store = memory(formatted(&format, LEN, None).0);
+    // The last area is used in part.
+    inlock_integrity::resize(&Stores::interleaved(store.clone()), &OpenOptions::new(Mode::Journal), Some(40)).unwrap();
+    let mut image = store.contents();
+    let root = |image: &[u8]| tag_root(&stores(image), &OpenOptions::new(Mode::Journal)).unwrap();
+    let layout = open(stores(&image)).layout();
+    let (before, last) = (root(&image), layout.blocks() - 1);
+    let (at, left) = layout.tag_position(last);
+    assert!(left > 1);
+    image[at as usize + TAG] ^= 1;
+    assert_eq!(root(&image), before, "the tag behind the last one");
+    image[at as usize + TAG - 1] ^= 1;
+    assert_ne!(root(&image), before, "the last byte of the last one");
 }
 
 /// A commit of several sections records the last of them, as it is stored.

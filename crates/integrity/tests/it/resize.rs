@@ -5,7 +5,7 @@ use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, NewBlocks, OpenOptions, ReadError, Stores, resize};
-use inlock_testing::{Call, Log, ScriptedStore, Verdict};
+use inlock_testing::{Call, Log, ScriptedStore, Step, Verdict};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -269,4 +269,36 @@ fn length_stays_if_new_blocks_cannot_be_wiped() {
     assert_eq!(device.layout().provided_data_sectors, old);
     assert_eq!(device.superblock().provided_data_sectors, old);
     assert_eq!(device.read(old, &mut [0; 4096], &mut []), Err(ReadError::Io(Errno::INVAL)));
+}
+
+/// What a power cut leaves behind the return: only what was synced.
+#[test]
+fn new_length_is_durable() {
+    let format = options(512);
+    let (data, _) = formatted(&format, LEN, None);
+    let log = Log::<()>::default();
+    let stores = Stores::interleaved(Arc::new(log.store(memory(data.clone()), false)));
+    resize(&stores, &open_options(Mode::Journal, &format), Some(64)).unwrap();
+    let mut synced = data;
+    let steps = log.steps();
+    let end = steps.iter().rposition(|step| *step == Step::Sync).unwrap();
+    for step in &steps[..end] {
+        if let Step::Write { at, data } = step {
+            synced[*at..][..data.len()].copy_from_slice(data);
+        }
+    }
+    let device = IntegrityDevice::open(Stores::interleaved(memory(synced)), open_options(Mode::Direct, &format));
+    assert_eq!(device.unwrap().layout().provided_data_sectors, 64);
+}
+
+/// With a metadata device the tags may have less room than the data.
+#[test]
+fn volume_grows_as_far_as_its_tags_do() {
+    let format = FormatOptions { tag_size: Some(255), ..options(512) };
+    let (stores, blocks) = grown(&format, Some(LEN * 3 / 4), Mode::Direct);
+    let (before, superblock) = resize(&stores, &open_options(Mode::Direct, &format), None).unwrap();
+    assert_eq!(before, blocks);
+    let most = superblock.provided_data_sectors;
+    assert!((before + 8..2 * LEN as u64 / 512).contains(&most), "{most}");
+    assert!(resize(&stores, &open_options(Mode::Direct, &format), Some(most + 8)).is_err());
 }

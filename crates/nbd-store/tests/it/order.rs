@@ -283,3 +283,32 @@ fn options_are_asked_for_in_order_and_extents_not_without_structured_replies() {
         assert_eq!(std::mem::take(&mut *ASKED.lock().unwrap()), expected, "{style:?}");
     }
 }
+
+/// One connection is lost while the server has a write of the other one: as soon as the write has its reply there, new
+/// connections are made and it is made again. Nothing waits for a time.
+#[test]
+fn reply_on_a_connection_that_is_given_up_is_noticed() {
+    static IS_LOST: AtomicBool = AtomicBool::new(false);
+    let gate = Arc::new(Gate::default());
+    let mut options = options(None);
+    let long = Duration::from_secs(200);
+    (options.connect_timeout, options.reconnect_delay, options.store_timeout) = (long, long, long);
+    options.notify = Some(|_, event| {
+        IS_LOST.fetch_or(event.contains("connecting again"), Ordering::SeqCst);
+    });
+    let pause = gate.pause(command::WRITE, Stage::Arrived);
+    let fake = Fake::start(Facts { flags: FLAGS | MULTI_CONN, pause: Some(pause), ..Facts::default() });
+    let store = fake.open(&options).unwrap();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| store.write_at(&[1; BLOCK], 0));
+        gate.wait();
+        // The write is with the first one.
+        fake.cut(1);
+        eventually("the connection is lost", || IS_LOST.load(Ordering::SeqCst), |is_lost| *is_lost);
+        assert_eq!(fake.connections(), 2);
+        gate.open();
+        eventually("the write is made again", || write.is_finished(), |is_finished| *is_finished);
+        assert_eq!(write.join().unwrap(), Ok(BLOCK));
+    });
+    assert_eq!((fake.connections(), fake.requests()), (4, 2));
+}

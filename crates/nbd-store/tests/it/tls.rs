@@ -6,12 +6,14 @@ use inlock_engine::{BackingStore, Errno};
 use inlock_nbd_store::{NbdStore, NbdUri, OpenError, StoreOptions};
 use inlock_tests::certificates::Authority;
 use inlock_tests::report::count;
+use inlock_tests::wait::eventually;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 fn uri(socket: &Path, dir: &Path, more: &str) -> NbdUri {
@@ -219,4 +221,66 @@ fn write_whose_connection_gets_garbage_is_not_acknowledged_early() {
     assert_eq!(store.read_at(&mut data, 0), Ok(4096), "over another connection");
     assert!(data == [2; 4096], "the server carried it out");
     assert_eq!(store.sync(), Err(Errno::IO), "for ever");
+}
+
+/// Passes on what comes from one side. While `is_held` it stops with what it has, and counts the sides that stopped.
+fn hold(mut from: UnixStream, mut to: UnixStream, number: usize, is_held: &AtomicBool, stopped: &AtomicUsize) {
+    let mut data = [0; 4096];
+    while let Ok(len @ 1..) = from.read(&mut data) {
+        if is_held.load(Ordering::SeqCst) {
+            stopped.fetch_or(1 << number, Ordering::SeqCst);
+            eventually("what is held goes on", || is_held.load(Ordering::SeqCst), |is_held| !is_held);
+        }
+        if to.write_all(&data[..len]).is_err() {
+            return;
+        }
+    }
+}
+
+/// A write is encrypted and the socket has taken a part of it when the other connection is lost. The rest is sent all
+/// the same: the server has to be done with the write before it is made again.
+#[test]
+fn rest_of_a_write_is_sent_on_a_connection_that_is_given_up() {
+    static IS_HELD: AtomicBool = AtomicBool::new(false);
+    static STOPPED: AtomicUsize = AtomicUsize::new(0);
+    static IS_LOST: AtomicBool = AtomicBool::new(false);
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::with_server(&dir.path().join("certificates"), "server");
+    let certs = authority.dir();
+    let (behind, before) = (dir.path().join("server"), dir.path().join("between"));
+    let _server = require(&behind, certs, &[]);
+    let listener = UnixListener::bind(&before).unwrap();
+    let connections = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&connections);
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let server = UnixStream::connect(&behind).unwrap();
+            let [from, to] = [&client, &server].map(|side| (side.try_clone().unwrap(), side.try_clone().unwrap()));
+            let number = kept.lock().unwrap().len();
+            std::thread::spawn(move || hold(from.0, to.1, number, &IS_HELD, &STOPPED));
+            std::thread::spawn(move || relay(to.0, from.1, &AtomicBool::new(false)));
+            kept.lock().unwrap().push(client);
+        }
+    });
+    let mut options = quick();
+    let long = Duration::from_secs(200);
+    (options.connect_timeout, options.reconnect_delay, options.store_timeout) = (long, long, long);
+    options.notify = Some(|_, event| {
+        IS_LOST.fetch_or(event.contains("connecting again"), Ordering::SeqCst);
+    });
+    let store = NbdStore::open(&uri(&before, certs, ""), &options, false).unwrap();
+    assert_eq!(connections.lock().unwrap().len(), 2);
+    IS_HELD.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        // More than the sockets take, and not more than is encrypted before they have taken it.
+        let write = scope.spawn(|| store.write_at(&[1; 250 << 10], 0));
+        let stopped = eventually("the write is held", || STOPPED.load(Ordering::SeqCst), |stopped| *stopped != 0);
+        let other = usize::from(stopped == 1);
+        connections.lock().unwrap()[other].shutdown(std::net::Shutdown::Both).unwrap();
+        eventually("the connection is lost", || IS_LOST.load(Ordering::SeqCst), |is_lost| *is_lost);
+        IS_HELD.store(false, Ordering::SeqCst);
+        eventually("the write is made again", || write.is_finished(), |is_finished| *is_finished);
+        assert_eq!(write.join().unwrap(), Ok(250 << 10));
+    });
+    assert_eq!(store.sync(), Ok(()));
 }

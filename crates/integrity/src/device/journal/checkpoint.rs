@@ -17,7 +17,7 @@ const MAX_RUN: usize = 4 << 20;
 
 /// Memory of the writer, kept for the next one.
 pub(super) struct Memory {
-    /// Sections to write or to copy.
+    /// Sections to write or to copy. Empty before and after, unless the device has failed.
     sections: Vec<(Section, Image)>,
     /// Blocks to copy, each with its section and its entry there.
     newest: Vec<(u64, u32, u32)>,
@@ -140,7 +140,6 @@ impl Journal {
     /// `writer`.
     fn write_sections(&self, core: &Core, first: usize, count: usize, memory: &mut Memory) -> Result<(), Errno> {
         let Memory { sections, encrypted, .. } = memory;
-        sections.clear();
         for at in first..first + count {
             // Others take the lock meanwhile; the writer alone removes sections.
             let mut state = self.state();
@@ -187,7 +186,6 @@ impl Journal {
     /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds
     /// `writer`.
     fn free(&self, core: &Core, count: usize, memory: &mut Memory) -> Result<(), Errno> {
-        memory.sections.clear();
         for at in 0..count {
             let mut state = self.state();
             let section = state.sealed[at];
