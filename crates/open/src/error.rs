@@ -203,6 +203,7 @@ from_source!(
     nix::errno::Errno,
     inlock_cipher::CipherError,
     inlock_cipher::AeadError,
+    inlock_engine::ControlError,
     inlock_engine::TargetError,
     inlock_engine::RequestError,
     inlock_integrity::IntegrityError,

@@ -227,6 +227,24 @@ pub enum ErrorKind {
     TableLegacyCipher,
     /// The table has other zones.
     TableZones,
+    /// The volume does not accept this table.
+    OtherTable,
+    /// A table allows discards, which a volume with integrity protection has not.
+    SealedDiscards,
+    /// A table with a hash tree is not suspended.
+    StackSuspend,
+    /// A length is longer than 2^64 bytes.
+    SizeOverflow,
+    /// A length does not fit the device, or the data units.
+    Length,
+    /// A volume cannot end within its zones.
+    ZonesResize,
+    /// The table says how long the volume is.
+    TableResize,
+    /// A LUKS2 volume with integrity protection is not resized.
+    SealedResize,
+    /// The hash tree says how long the device is.
+    TreeResize,
     /// The integrity line has a hash that it must not have, or lacks one.
     IntegrityLineHash,
     /// Only the kernel can use the mode of the integrity line.

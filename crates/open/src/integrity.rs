@@ -15,8 +15,8 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
-    IntegrityDevice, IntegrityError, IntegrityStore, JournalWriter, Mismatch, Mode, OpenOptions, Sealing, Stores,
-    Superblock, load,
+    IntegrityDevice, IntegrityError, IntegrityStore, JournalWriter, Mismatch, Mode, NewBlocks, OpenOptions, Sealing,
+    Stores, Superblock, load,
 };
 use inlock_volume::AuthenticatedSegment;
 
@@ -351,42 +351,30 @@ pub(crate) fn threaded(
     Ok(Arc::new(limit_waits(store, devices())?))
 }
 
-/// A running dm-integrity volume, for control commands.
-#[derive(Clone)]
-pub struct RunningIntegrity {
-    /// The device of the library.
-    pub device: Arc<IntegrityDevice>,
-    /// The store with the key of an AEAD.
-    pub sealed: Option<SealedStore>,
-}
-
-/// The store with the key of an AEAD.
-#[derive(Clone)]
-pub struct SealedStore {
-    /// The store.
-    pub store: Arc<IntegrityStore>,
-    /// Cipher and place of the data.
-    pub segment: AuthenticatedSegment,
-    /// The line of its table, or of its header.
-    pub line: Arc<RunningLine>,
-}
-
-impl SealedStore {
-    /// Wipes the key, while the engine's device is suspended.
-    pub fn wipe_key(&self) {
-        self.store.wipe_key();
-    }
-
-    /// Sets the key after it was wiped.
-    pub fn set_key(&self, key: &VolumeKey) -> Result<()> {
-        let tag_size = self.store.device().layout().journal.tag_size;
-        let sealing = Sealing::new(self.segment.aead(key)?, key.as_bytes(), tag_size)?;
-        Ok(self.store.set_sealing(sealing).map_err(std::io::Error::from)?)
-    }
+/// Returns the cipher of a volume's blocks.
+pub(crate) fn sealing_of(segment: &AuthenticatedSegment, key: &VolumeKey, device: &IntegrityDevice) -> Result<Sealing> {
+    Ok(Sealing::new(segment.aead(key)?, key.as_bytes(), device.layout().journal.tag_size)?)
 }
 
 impl Drop for MaintainedIntegrity {
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl MaintainedIntegrity {
+    /// Returns the number of sectors that [`MaintainedIntegrity::resize`] would give the volume.
+    pub(crate) fn planned_len(&self, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<u64> {
+        self.device.planned_len(sectors, new_blocks).map_err(cannot_use(&self.path))
+    }
+
+    /// Gives the volume another length. No request may run beyond it.
+    pub(crate) fn resize(&self, sectors: u64, new_blocks: NewBlocks) -> Result<()> {
+        self.device.resize(Some(sectors), new_blocks).map(drop).map_err(cannot_use(&self.path))
+    }
+
+    /// Ends the threads, without a close if none was tried.
+    pub(crate) fn end(&self) {
         self.stop();
         // The start of a server may fail after the volume was opened: its record must not tell that it is in use.
         if self.freshness.get().is_some()

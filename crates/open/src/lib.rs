@@ -45,6 +45,7 @@ pub mod integrity_table;
 pub mod kernel_keyring;
 pub mod key_check;
 pub mod keyring;
+pub mod layer;
 pub mod lock;
 pub mod mounts;
 pub mod open;

@@ -16,10 +16,11 @@ use super::device::Device;
 use super::engine::VolumeEngine;
 use super::holes;
 use super::info::VolumeInfo;
-use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
+use super::integrity::{IntegrityOpening, threaded};
 use super::integrity_line::RunningLine;
 use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
+use super::layer::{Layer, Mapped, Sealed, Tagged, Verified};
 use super::lock::DeviceLock;
 use super::verity::{self, VerityOpening};
 use super::verity_table::{Below, Plaintext, Source, VerityStack};
@@ -75,39 +76,34 @@ pub struct LockedStores {
     /// The devices as first opened. The exclusive claim on a block device belongs to this descriptor, not to the one
     /// for direct I/O.
     data: Vec<Device>,
-    /// The dm-integrity volume under the engine's device.
-    integrity: Option<(MaintainedIntegrity, RunningIntegrity)>,
-    /// The dm-verity device under the engine's device.
-    verity: Option<Arc<VerityStore>>,
+    /// What is under the engine's device.
+    pub layer: Arc<dyn Layer>,
     _locks: Vec<DeviceLock>,
 }
 
+impl Drop for LockedStores {
+    fn drop(&mut self) {
+        // Before the locks: nothing is written without them.
+        self.layer.end();
+    }
+}
+
 impl LockedStores {
+    /// Returns what runs: the engine's device, and what is under it.
+    pub fn running(&self) -> (Arc<engine::Device>, Arc<dyn Layer>) {
+        (Arc::clone(&self.device), Arc::clone(&self.layer))
+    }
+
     /// Returns how the use of the volume ended: `ended`, or an error if writes may be lost.
     ///
-    /// Closes a dm-integrity volume first.
+    /// Closes the layer first.
     pub fn check_writes<E: From<Error> + Into<Cause>>(&self, ended: Result<(), E>) -> Result<(), E> {
-        let ended = match &self.integrity {
-            Some((integrity, _)) => integrity.close().map_err(E::from).and(ended),
-            None => ended,
-        };
+        let ended = self.layer.close().map_err(E::from).and(ended);
         if !self.device.has_lost_writes() {
             return ended;
         }
         let path = self.data.first().map_or_else(PathBuf::new, |data| data.path.clone());
         Err(Error::writes_lost(&path, ended.err().map(Into::into)).into())
-    }
-
-    /// Returns the dm-integrity volume under the engine's device.
-    pub fn integrity(&self) -> Option<RunningIntegrity> {
-        self.integrity.as_ref().map(|(_, running)| running.clone())
-    }
-}
-
-impl LockedStores {
-    /// Returns the dm-verity device under the engine's device.
-    pub fn verity(&self) -> Option<Arc<VerityStore>> {
-        self.verity.clone()
     }
 }
 
@@ -191,12 +187,12 @@ impl UnlockedVolume {
         if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
             return Err(VolumeEngine::nothing_to_do(path));
         }
-        let mut verity = None;
-        let (device, integrity) = match contents {
+        let is_of_table = info.kind == "TABLE";
+        let (device, layer): (_, Arc<dyn Layer>) = match contents {
             Contents::Raw => {
                 check_sectors(&data[0])?;
                 let mut stores = stores(&data, direct, mode, access.read_only)?;
-                (engine::Device::raw(stores.remove(0), access), None)
+                (engine::Device::raw(stores.remove(0), access), Arc::new(Mapped))
             }
             Contents::Volume(segments, key) => {
                 let ciphers = segments.iter().filter_map(|segment| segment.cipher);
@@ -205,31 +201,30 @@ impl UnlockedVolume {
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
                 let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, None)
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, Arc::new(Mapped))
             }
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
                 let access = access_to(&context, ciphers, access, path);
                 check_lines(&table, &of_line, &data)?;
                 let stores = stores(&data, direct, mode, access.read_only)?;
-                (device_of_lines(&table, &of_line, stores, access, (path, engine))?, None)
+                (device_of_lines(&table, &of_line, stores, access, (path, engine))?, Arc::new(Mapped))
             }
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
-                let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed: None };
                 let store = threaded(integrity.store()?, &data[0], data.get(1))?;
-                (engine::Device::raw(store, access), Some((integrity, running)))
+                (engine::Device::raw(store, access), Arc::new(Tagged { integrity, is_of_table }))
             }
             Contents::Verity(opening) => {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
-                verity = Some(Arc::clone(&store));
                 let access = engine::Access { read_only: true, ..access };
-                (engine::Device::raw(verity::threaded(store, &data)?, access), None)
+                let device = engine::Device::raw(verity::threaded(Arc::clone(&store), &data)?, access);
+                (device, Arc::new(Verified { store, is_of_table }))
             }
             Contents::VerityTable(stack) => {
                 let store = verify_stack(&context, &stack, &data, mode)?;
-                verity = Some(Arc::clone(&store));
-                (device_of_stack(&stack, store, &data, access, path)?, None)
+                let device = device_of_stack(&stack, Arc::clone(&store), &data, access, path)?;
+                (device, Arc::new(Verified { store, is_of_table }))
             }
             Contents::Authenticated(segment, key, mut opening) => {
                 let line = opening.line.take().unwrap_or_else(|| RunningLine::of_header(&data[0], opening.start));
@@ -237,10 +232,8 @@ impl UnlockedVolume {
                 let access = access_to(&context, inner.into_iter(), access, path);
                 let devices = (&data[0], data.get(1));
                 let (integrity, store) = opening.open_fresh(devices, segment, &key, mode, access.read_only)?;
-                let sealed = Some(SealedStore { store: Arc::clone(&store), segment, line: Arc::new(line) });
-                let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
-                let store = threaded(store, &data[0], data.get(1))?;
-                (engine::Device::raw(store, access), Some((integrity, running)))
+                let threads = threaded(Arc::clone(&store) as _, &data[0], data.get(1))?;
+                (engine::Device::raw(threads, access), Arc::new(Sealed { integrity, store, segment, line }))
             }
         };
         let device =
@@ -248,7 +241,7 @@ impl UnlockedVolume {
         if inlock_cipher::memory_lock_failed() {
             context.warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }
-        Ok(LockedStores { device: Arc::new(device), data, integrity, verity, _locks: locks })
+        Ok(LockedStores { device: Arc::new(device), data, layer, _locks: locks })
     }
 
     /// Returns the names of its devices that are files.

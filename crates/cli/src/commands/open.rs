@@ -214,8 +214,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let node = open.state().attachment.node().to_owned();
     info.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
-    let volume = ServedVolume::new(info, device, claim.files().clone(), Arc::clone(&open));
-    let volume = volume.with_integrity(stores.integrity()).with_verity(stores.verity());
+    let volume = ServedVolume::new(info, stores.running(), claim.files().clone(), Arc::clone(&open));
     let control = Control::start(claim, volume, metrics)?;
     linked.keep();
     let _ = print(format_args!("{}\n", node.display()));

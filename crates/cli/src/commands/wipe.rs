@@ -60,12 +60,12 @@ pub(super) fn wipe(
 
 /// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read.
 pub(super) fn resume(image: &Path, stores: &LockedStores, fill: Fill, show: Show) -> anyhow::Result<()> {
-    let Some(integrity) = stores.integrity() else {
-        return Err(CliError::usage("Option --resume-wipe needs a volume with integrity protection."));
-    };
-    let store = match integrity.sealed {
-        Some(sealed) => sealed.store,
-        None => Arc::new(IntegrityStore::new(integrity.device).map_err(io::Error::from)?),
+    let store = match (stores.layer.sealed(), stores.layer.integrity()) {
+        (Some((store, _)), _) => Arc::clone(store),
+        (None, Some(device)) => Arc::new(IntegrityStore::new(Arc::clone(device)).map_err(io::Error::from)?),
+        (None, None) => {
+            return Err(CliError::usage("Option --resume-wipe needs a volume with integrity protection."));
+        }
     };
     let total = store.device().layout().provided_data_sectors;
     let caught = signals::catch()?;

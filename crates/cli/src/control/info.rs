@@ -20,6 +20,7 @@ use crate::attach::stale::StaleDevice;
 use crate::error::{CliError, Status};
 use inlock_open::info::{SegmentInfo, VolumeInfo, thread_flags};
 use inlock_open::key_check::{KeyCheck, KeyFingerprint};
+use inlock_open::layer::Layer;
 use inlock_open::path_text;
 use inlock_open::reload::Reloaded;
 use inlock_open::zones::ZonedInfo;
@@ -293,7 +294,7 @@ impl fmt::Display for VolumeStatus {
 
 impl VolumeStatus {
     /// Returns the status of a volume that has its key.
-    pub(crate) fn new(info: RuntimeInfo, device: &Device, snapshot: &Snapshot) -> Self {
+    pub(crate) fn of(info: RuntimeInfo, device: &Device, layer: &dyn Layer, snapshot: &Snapshot) -> Self {
         Self {
             key_present: info.has_key(),
             info,
@@ -304,8 +305,8 @@ impl VolumeStatus {
             last_store_error: LastError::of(snapshot),
             counters: Counters::of(snapshot),
             engine_counters: device.engine_stats().map(EngineCounters::of),
-            integrity: None,
-            verity: None,
+            integrity: IntegrityStatus::of(layer),
+            verity: layer.verity().map(|store| VerityStatus::of(store)),
             latency_ns: phases(snapshot)
                 .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
                 .into(),
@@ -394,6 +395,7 @@ mod tests {
     use crate::error::status_of;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
+    use inlock_open::layer::Mapped;
     use inlock_volume::{DataUnitSize, Segment, VolumeKey};
     use std::num::NonZero;
     use std::sync::Arc;
@@ -453,8 +455,12 @@ mod tests {
                 flags: CryptOptions::default(),
                 devices: Vec::new(),
             };
-            let status =
-                VolumeStatus::new(RuntimeInfo::new(&"data", volume, &device), &device, &device.stats().snapshot());
+            let status = VolumeStatus::of(
+                RuntimeInfo::new(&"data", volume, &device),
+                &device,
+                &Mapped,
+                &device.stats().snapshot(),
+            );
             assert_eq!(status.to_string().contains("\n  holes:   zero\n"), zero_holes, "{status}");
             let json = serde_json::to_value(&status).unwrap();
             assert_eq!(json["zero_holes"], zero_holes, "{json}");

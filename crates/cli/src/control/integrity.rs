@@ -5,7 +5,7 @@ use std::fmt;
 use inlock_integrity::{IntegrityDevice, Mode};
 use serde::{Deserialize, Serialize};
 
-use inlock_open::integrity::RunningIntegrity;
+use inlock_open::layer::Layer;
 
 /// Positions of mismatches that the text of `status` shows.
 const MAX_SHOWN: usize = 8;
@@ -80,9 +80,9 @@ impl IntegrityCounters {
 }
 
 impl IntegrityStatus {
-    pub(crate) fn of(running: &RunningIntegrity) -> Self {
-        let device = &running.device;
-        let spec = running.sealed.as_ref().map(|sealed| sealed.segment.spec);
+    /// Returns the status of the volume of a layer, if it has one.
+    pub(crate) fn of(layer: &dyn Layer) -> Option<Self> {
+        let (device, spec) = (layer.integrity()?, layer.sealed().map(|(_, segment)| segment.spec));
         let internal_hash = || device.options().internal_hash.as_ref().map(|hash| hash.algorithm().name());
         let integrity = match spec {
             Some(spec) => spec.luks2_names().1,
@@ -95,7 +95,7 @@ impl IntegrityStatus {
             Mode::Direct => "direct",
             Mode::Recovery => "recovery",
         };
-        Self {
+        Some(Self {
             integrity,
             key_bits: spec.map(|spec| spec.mac_key_len() * 8).filter(|bits| *bits > 0),
             tag_size: layout.journal.tag_size,
@@ -106,7 +106,7 @@ impl IntegrityStatus {
             recalc_sector: Some(superblock.recalc_sector).filter(|_| superblock.is_recalculating()),
             counters: IntegrityCounters::of(device),
             mismatched_sectors: device.mismatched_sectors(),
-        }
+        })
     }
 
     /// Writes the tags as integritysetup does.

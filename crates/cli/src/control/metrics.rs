@@ -9,6 +9,7 @@ use inlock_engine::stats::{Histogram, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use super::integrity::IntegrityCounters;
+use inlock_open::layer::Layer;
 
 /// Counters since the volume was opened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -172,14 +173,14 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// Returns a sample of a device that was opened at `opened`.
-    pub(crate) fn new(device: &Device, opened: Instant) -> Self {
+    pub(crate) fn new(device: &Device, layer: &dyn Layer, opened: Instant) -> Self {
         let snapshot = device.stats().snapshot();
         Self {
             at_ns: u64::try_from(opened.elapsed().as_nanos()).unwrap_or(u64::MAX),
             suspended: device.is_suspended(),
             counters: Counters::of(&snapshot),
             histograms_ns: phases(&snapshot).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
-            integrity: None,
+            integrity: layer.integrity().map(|device| IntegrityCounters::of(device)),
         }
     }
 }

@@ -9,32 +9,25 @@ use std::time::Instant;
 
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
-use inlock_engine::{ControlError, Device, TargetError};
-use inlock_integrity::{IntegrityDevice, NewBlocks};
-use inlock_verity::VerityStore;
-use inlock_volume::Printable;
-use inlock_volume::table::CryptOptions;
-use inlock_volume::table::{AnyTable, IntegrityTable};
+use inlock_engine::{ControlError, Device};
+use inlock_integrity::NewBlocks;
+use inlock_volume::table::{AnyTable, CryptOptions};
+use inlock_volume::{Printable, Table, VolumeKey};
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
-use super::integrity::{IntegrityCounters, IntegrityStatus};
 use super::metrics::Sample;
 use super::openmetrics;
-use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
 use crate::ui::print::warn;
-use inlock_open::integrity::{RunningIntegrity, SealedStore, cannot_use};
 use inlock_open::key_check::KeyCheck;
+use inlock_open::layer::{Layer, NewTable, RunningVolume};
 use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
 const TABLE_MAX: usize = 65536;
-
-/// Hint for a volume that accepts no other table.
-const OPEN_AGAIN: &str = "close it, and open it with the new table";
 
 /// Fields of a reply, without `ok`.
 pub(crate) type Reply = anyhow::Result<Map<String, Value>>;
@@ -73,15 +66,14 @@ pub(crate) struct ServedVolume {
     key_present: AtomicBool,
     hooks: Box<dyn ControlHooks>,
     files: Files,
-    integrity: Option<RunningIntegrity>,
-    verity: Option<Arc<VerityStore>>,
+    layer: Arc<dyn Layer>,
 }
 
 impl ServedVolume {
     /// `files`: those of the volume's name.
     pub(crate) fn new(
         info: RuntimeInfo,
-        device: Arc<Device>,
+        (device, layer): (Arc<Device>, Arc<dyn Layer>),
         files: Files,
         hooks: impl ControlHooks + 'static,
     ) -> Self {
@@ -89,22 +81,11 @@ impl ServedVolume {
             key_present: AtomicBool::new(info.has_key()),
             info: Mutex::new(info),
             device,
+            layer,
             opened: Instant::now(),
             hooks: Box::new(hooks),
             files,
-            integrity: None,
-            verity: None,
         }
-    }
-
-    /// Adds the dm-integrity volume under the device.
-    pub(crate) fn with_integrity(self, integrity: Option<RunningIntegrity>) -> Self {
-        Self { integrity, ..self }
-    }
-
-    /// Adds the dm-verity device under the device.
-    pub(crate) fn with_verity(self, verity: Option<Arc<VerityStore>>) -> Self {
-        Self { verity, ..self }
     }
 
     fn info(&self) -> MutexGuard<'_, RuntimeInfo> {
@@ -124,18 +105,13 @@ impl ServedVolume {
         VolumeStatus {
             key_present: self.key_present.load(Ordering::Acquire),
             close_deferred: self.hooks.is_close_deferred(),
-            integrity: self.integrity.as_ref().map(IntegrityStatus::of),
-            verity: self.verity.as_deref().map(VerityStatus::of),
-            ..VolumeStatus::new(self.info().clone(), &self.device, &snapshot)
+            ..VolumeStatus::of(self.info().clone(), &self.device, &*self.layer, &snapshot)
         }
     }
 
     /// Returns the metrics with whole histograms, from which differences are computed.
     pub(crate) fn sample(&self) -> Sample {
-        Sample {
-            integrity: self.integrity.as_ref().map(|integrity| IntegrityCounters::of(&integrity.device)),
-            ..Sample::new(&self.device, self.opened)
-        }
+        Sample::new(&self.device, &*self.layer, self.opened)
     }
 
     /// Returns the metrics for a scraper.
@@ -176,23 +152,11 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
-        if self.verity.is_some() && self.info().kind == "TABLE" {
-            // Its keys are not those of one device.
-            return Err(CliError::refused(
-                format!("Volume {name} has a table with a hash tree and cannot be suspended."),
-                "close it; its table opens it again",
-            ));
-        }
+        self.layer.check_suspend(RunningVolume { name: &name, device: &self.device })?;
         // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
-            let wiped = match self.sealed() {
-                Some(sealed) => {
-                    sealed.wipe_key();
-                    Ok(())
-                }
-                None => self.device.wipe_key(),
-            };
+            let wiped = self.layer.wipe_key(&self.device);
             let gone = matches!(wiped, Ok(()) | Err(ControlError::InUse));
             self.key_present.store(!gone, Ordering::Release);
             wiped?;
@@ -202,28 +166,22 @@ impl ServedVolume {
 
     /// Replaces the table. It brings its own keys; a suspended volume stays suspended.
     fn reload(&self, pipe: Option<OwnedFd>) -> anyhow::Result<()> {
-        if self.verity.is_some() {
-            let message = format!("Volume {} has a hash tree and accepts no other table.", self.info().name);
-            return Err(CliError::refused(message, OPEN_AGAIN));
-        }
         let Some(pipe) = pipe else { return Err(CliError::usage("The table is missing.")) };
         let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot receive the table")?;
-        let table = match AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)? {
-            AnyTable::Lines(_) if self.integrity.is_some() => {
-                let message =
-                    format!("Volume {} has integrity protection and accepts no other table.", self.info().name);
-                return Err(CliError::refused(message, OPEN_AGAIN));
-            }
-            AnyTable::Lines(table) => table,
-            AnyTable::Integrity(table) => return self.restore_key(*table),
-            AnyTable::Verity(_) => {
-                return Err(CliError::refused("A table with a hash tree cannot replace another one.", OPEN_AGAIN));
-            }
-        };
+        let table = AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
+        let name = self.info().name.clone();
+        let volume = RunningVolume { name: &name, device: &self.device };
+        match self.layer.accept_table(context(), volume, table)? {
+            NewTable::Lines(table) => self.reload_lines(&table),
+            NewTable::Key(key, flags) => self.restore_key(&key, &flags),
+        }
+    }
+
+    fn reload_lines(&self, table: &Table) -> anyhow::Result<()> {
         let before = self.device.len();
         let old = self.info().clone();
         let mut info = old.clone();
-        let mapping = info.set_table(reload(context(), &table, &self.device, &old.segments, &old.devices)?);
+        let mapping = info.set_table(reload(context(), table, &self.device, &old.segments, &old.devices)?);
         // If this process dies, its successor must find this table, and have its keys.
         self.files.publish(&info)?;
         if let Err(error) = self.device.reload(mapping) {
@@ -236,27 +194,15 @@ impl ServedVolume {
         if len > before { self.hooks.resized(len) } else { Ok(()) }
     }
 
-    /// Takes the key and the flags of a volume with integrity protection from its table, the only one that it accepts.
-    fn restore_key(&self, table: IntegrityTable) -> anyhow::Result<()> {
-        let Some((line, sealed)) = table.sealed.as_ref().zip(self.sealed()) else {
-            return Err(CliError::refused("The table is not that of the volume.", OPEN_AGAIN));
-        };
-        sealed.line.check_unchanged(context(), &table, sealed.store.device())?;
-        if line.segment != sealed.segment {
-            let message = "The table changes the cipher, the data units or the IVs of the volume.";
-            return Err(CliError::refused(message, OPEN_AGAIN));
-        }
-        if !self.info().check.as_ref().is_some_and(|check| check.is_made_with(&line.key)) {
+    /// Takes the key and the flags of a volume from its table, the only one that it accepts.
+    fn restore_key(&self, key: &VolumeKey, flags: &CryptOptions) -> anyhow::Result<()> {
+        if !self.info().check.as_ref().is_some_and(|check| check.is_made_with(key)) {
             return Err(inlock_open::Error::other_key().into());
         }
-        if line.options.allow_discards && !self.info().allow_discards {
-            let message = "The table allows discards, which a volume with integrity protection has not.";
-            return Err(CliError::refused(message, "remove allow_discards from the line of crypt"));
-        }
         let mut info = self.info().clone();
-        info.set_flags(&line.options);
+        info.set_flags(flags);
         self.files.publish(&info)?;
-        sealed.set_key(&line.key)?;
+        self.layer.set_key(&self.device, key)?;
         *self.info() = info;
         self.key_present.store(true, Ordering::Release);
         Ok(())
@@ -294,51 +240,11 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
-        if self.sealed().is_some() {
-            return Err(CliError::refused(
-                "Resize of LUKS2 device with integrity protection is not supported.",
-                "copy the data to a new volume: inlock export, luksFormat, import",
-            ));
-        }
-        if self.verity.is_some() {
-            return Err(CliError::refused(
-                format!("Volume {name} has a hash tree, which fixes its length."),
-                "create a hash tree for the new length with `inlock verity format`",
-            ));
-        }
-        if let Some(integrity) = &self.integrity {
-            if self.info().kind == "TABLE" {
-                return Err(CliError::refused(format!("Volume {name} has the length of its table."), OPEN_AGAIN));
-            }
-            return self.resize_integrity(&integrity.device, request);
-        }
-        let len = match request["sectors"].as_u64() {
-            None => self.device.grow()?,
-            Some(_) if self.device.zone_limits().is_some() => {
-                let message = format!("Volume {name} has zones, and cannot end within them.");
-                return Err(CliError::refused(message, "leave --size and --device-size out"));
-            }
-            Some(sectors) => {
-                let len = sectors.checked_mul(512).ok_or_else(|| CliError::usage("The size exceeds 2^64 bytes."))?;
-                self.device.set_len(len).map_err(cannot_resize)?
-            }
-        };
+        let new_blocks = if request["wipe"] == true { NewBlocks::Wipe } else { NewBlocks::Recalculate };
+        let volume = RunningVolume { name: &name, device: &self.device };
+        let len = self.layer.resize(volume, request["sectors"].as_u64(), new_blocks)?;
         // Even if it has not grown: an earlier announcement may have failed.
         self.hooks.resized(len)
-    }
-
-    /// Gives a volume of dm-integrity a length in sectors, or grows it to the current length of its devices.
-    fn resize_integrity(&self, device: &IntegrityDevice, request: &Value) -> anyhow::Result<()> {
-        let new_blocks = if request["wipe"] == true { NewBlocks::Wipe } else { NewBlocks::Recalculate };
-        let failed = |error| cannot_use(&self.info().device)(error);
-        let sectors = device.planned_len(request["sectors"].as_u64(), new_blocks).map_err(failed)?;
-        let len = sectors * 512;
-        if len < self.device.len() {
-            // Before the volume: no request may run beyond its new end.
-            self.device.set_len(len)?;
-        }
-        device.resize(Some(sectors), new_blocks).map_err(failed)?;
-        self.hooks.resized(self.device.set_len(len)?)
     }
 
     /// Restores the key, if it was wiped, and resumes I/O.
@@ -371,15 +277,7 @@ impl ServedVolume {
         if !check.is_some_and(|check| check.is_made_with(&key)) {
             return Err(inlock_open::Error::other_key().into());
         }
-        match self.sealed() {
-            Some(sealed) => Ok(sealed.set_key(&key)?),
-            None => Ok(self.device.set_key(&key)?),
-        }
-    }
-
-    /// Returns the store of a volume of dm-integrity that has the key, if there is one.
-    fn sealed(&self) -> Option<&SealedStore> {
-        self.integrity.as_ref()?.sealed.as_ref()
+        Ok(self.layer.set_key(&self.device, &key)?)
     }
 }
 
@@ -423,16 +321,6 @@ fn cannot_reload(error: ControlError) -> anyhow::Error {
     anyhow::Error::from(error).context(CliError::Refused { message: "The table cannot be used.".to_owned(), hint })
 }
 
-fn cannot_resize(error: ControlError) -> anyhow::Error {
-    let message = "The volume cannot be resized.".to_owned();
-    let hint = match error {
-        ControlError::Target(TargetError::BeyondStore { .. }) => "enlarge the image first, or give a smaller --size",
-        ControlError::Target(TargetError::UnitLength { .. }) => "give a --size of whole encryption sectors",
-        error => return anyhow::Error::from(error).context(message),
-    };
-    anyhow::Error::from(error).context(CliError::Refused { message, hint })
-}
-
 /// Reduces an error to what another process prints.
 pub(crate) fn remote(error: &anyhow::Error) -> anyhow::Error {
     CliError::Remote(message_of(error), hint_of(error), status_of(error)).into()
@@ -444,6 +332,7 @@ mod tests {
     use crate::control::name::Name;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
+    use inlock_open::layer::Mapped;
 
     struct PanickingHooks;
 
@@ -461,7 +350,8 @@ mod tests {
         }));
         let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
         let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());
-        let volume = ServedVolume::new(info.unwrap(), Arc::new(device), files, PanickingHooks);
+        let volume = (Arc::new(device), Arc::new(Mapped) as Arc<dyn Layer>);
+        let volume = ServedVolume::new(info.unwrap(), volume, files, PanickingHooks);
         let error = volume.change("close", &json!({}), None).unwrap_err();
         assert!(error.to_string().contains("'close' failed"), "{error}");
         volume.change("resize", &json!({}), None).unwrap();

@@ -3,6 +3,7 @@
 use std::io;
 
 use inlock_afalg::AfAlgError;
+use inlock_engine::{ControlError, TargetError};
 use inlock_nbd_store::OpenError;
 use inlock_open::error::{TokenHint, ZoneHint};
 use inlock_open::{Error, ErrorKind};
@@ -88,9 +89,20 @@ pub(super) fn hint(error: &Error) -> Option<String> {
             format!("run `inlock doctor {path}` to search for a header; --header names a detached one")
         }
         ErrorKind::NoEngine => hint_of_engine(cause(error)),
+        ErrorKind::Length => return cause::<ControlError>(error).and_then(hint_of_length).map(str::to_owned),
         kind if is_of_command_line(kind) => "run `inlock --help` to list actions and options".to_owned(),
         kind => fixed_hint(kind)?.to_owned(),
     })
+}
+
+fn hint_of_length(error: &ControlError) -> Option<&'static str> {
+    match error {
+        ControlError::Target(TargetError::BeyondStore { .. }) => {
+            Some("enlarge the image first, or give a smaller --size")
+        }
+        ControlError::Target(TargetError::UnitLength { .. }) => Some("give a --size of whole encryption sectors"),
+        _ => None,
+    }
 }
 
 fn hint_of_engine(error: Option<&AfAlgError>) -> String {
@@ -114,6 +126,7 @@ fn fixed_hint(kind: ErrorKind) -> Option<&'static str> {
         .or_else(|| of_token(kind))
         .or_else(|| of_layer(kind))
         .or_else(|| of_table(kind))
+        .or_else(|| of_resize(kind))
 }
 
 fn of_device(kind: ErrorKind) -> Option<&'static str> {
@@ -297,6 +310,15 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
     })
 }
 
+fn of_resize(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::ZonesResize => "leave --size and --device-size out",
+        ErrorKind::SealedResize => "copy the data to a new volume: inlock export, luksFormat, import",
+        ErrorKind::TreeResize => "create a hash tree for the new length with `inlock verity format`",
+        _ => return None,
+    })
+}
+
 fn of_table(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
         ErrorKind::Table => "write the table as `dmsetup table` prints it",
@@ -310,6 +332,9 @@ fn of_table(kind: ErrorKind) -> Option<&'static str> {
         }
         ErrorKind::TableDirectIo | ErrorKind::TableZones => "close the volume and open it with this table",
         ErrorKind::TableLegacyCipher => "open the volume with --read-only first",
+        ErrorKind::OtherTable | ErrorKind::TableResize => "close it, and open it with the new table",
+        ErrorKind::SealedDiscards => "remove allow_discards from the line of crypt",
+        ErrorKind::StackSuspend => "close it; its table opens it again",
         ErrorKind::IntegrityLineChanges => "give the volume its own table, or close it and open it with the other one",
         ErrorKind::IntegrityLineMode => {
             "its tags are in the metadata of the device's sectors, which only the Linux kernel can access"

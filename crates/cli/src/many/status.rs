@@ -10,10 +10,8 @@ use serde_json::Value;
 
 use super::volumes::{EntryState, Running, Stage, Volumes};
 use crate::control::info::VolumeStatus;
-use crate::control::integrity::{IntegrityCounters, IntegrityStatus};
 use crate::control::metrics::Sample;
 use crate::control::openmetrics::{Text, seconds};
-use crate::control::verity::VerityStatus;
 
 /// States of a volume.
 const STATES: [&str; 4] = ["closed", "opening", "open", "closing"];
@@ -87,11 +85,7 @@ impl Listed {
 
 impl Running {
     fn status(&self, snapshot: &Snapshot) -> VolumeStatus {
-        VolumeStatus {
-            integrity: self.stores.integrity().as_ref().map(IntegrityStatus::of),
-            verity: self.stores.verity().as_deref().map(VerityStatus::of),
-            ..VolumeStatus::new((*self.info).clone(), &self.stores.device, snapshot)
-        }
+        VolumeStatus::of((*self.info).clone(), &self.stores.device, &*self.stores.layer, snapshot)
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -99,11 +93,7 @@ impl Running {
     }
 
     fn sample(&self) -> Sample {
-        let integrity = self.stores.integrity();
-        Sample {
-            integrity: integrity.as_ref().map(|integrity| IntegrityCounters::of(&integrity.device)),
-            ..Sample::new(&self.stores.device, self.opened)
-        }
+        Sample::new(&self.stores.device, &*self.stores.layer, self.opened)
     }
 }
 

@@ -280,9 +280,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let control = match claim {
         None => None,
         Some(claim) => {
-            let (device, files) = (Arc::clone(&stores.device), claim.files().clone());
-            let volume = ServedVolume::new(info(&claim), device, files, ShutDownOnClose);
-            let volume = volume.with_integrity(stores.integrity()).with_verity(stores.verity());
+            let volume = ServedVolume::new(info(&claim), stores.running(), claim.files().clone(), ShutDownOnClose);
             Some(Control::start(claim, volume, metrics)?)
         }
     };
