@@ -137,15 +137,16 @@ run_tests() {
     return "$status"
 }
 suite() { run_tests "inlock-tests:$1"; }
-# All tests of the crates, and the examples in their documentation. The models have no examples of their own: Cargo would
-# run those of the engine's files in them, where the engine is another crate.
+# All tests of the crates, and the examples in their documentation, except in the models: these include files of the
+# engine, whose examples name another crate.
 units() {
     # glibc would return the memory of each freed buffer to the kernel, and threads' memory takes long to get back.
     local -x MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432
     local packages
     packages=$(grep -hm1 '^name = ' crates/*/Cargo.toml xtask/Cargo.toml | cut -d'"' -f2 | tr '\n' ' ') || return 1
     run_tests "$packages inlock-tests:inlock_tests" --test-threads 4 &&
-        cargo test --quiet --no-fail-fast --doc --workspace --exclude inlock-benches --exclude inlock-models -- --show-output
+        cargo test --quiet --no-fail-fast --doc --workspace --exclude inlock-benches --exclude inlock-models \
+            -- --show-output
 }
 
 # A dead link in the documentation is a warning, which fails here. So does a change of the public API that is missing in

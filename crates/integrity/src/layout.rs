@@ -3,7 +3,7 @@
 //! An interleaved volume is superblock, journal, and then pairs of a tag area and a data area. With a metadata device
 //! all tags follow the journal there, and the data are on the data device from its first sector.
 
-use crate::error::{InvalidField, check};
+use crate::error::{IntegrityError, InvalidField, check};
 use crate::stores::DeviceSizes;
 use crate::superblock::{Flags, MAX_LOG2_BITMAP, SUPERBLOCK_SECTORS, Superblock};
 
@@ -233,6 +233,31 @@ pub(crate) fn largest_interleaved(superblock: &Superblock, sizes: &DeviceSizes) 
         }
     }
     provided
+}
+
+/// Returns the number of sectors that a volume can be given: `sectors`, or as many as fit its devices.
+pub(crate) fn fitting_len(
+    superblock: &Superblock,
+    sizes: &DeviceSizes,
+    sectors: Option<u64>,
+) -> Result<u64, IntegrityError> {
+    let fits = |provided| {
+        let mut trial = *superblock;
+        trial.provided_data_sectors = provided;
+        // Where a recalculation is does not limit the length.
+        trial.recalc_sector = trial.recalc_sector.min(provided);
+        trial.check_fields().is_ok() && Layout::new(&trial, sizes).is_ok()
+    };
+    let blocks = sizes.data >> superblock.log2_sectors_per_block << superblock.log2_sectors_per_block;
+    let wanted = match sectors {
+        Some(sectors) => sectors,
+        None if sizes.meta.is_some() && fits(blocks) => blocks,
+        None => largest_interleaved(superblock, sizes),
+    };
+    if fits(wanted) {
+        return Ok(wanted);
+    }
+    Err(IntegrityError::option("size", "the devices have no room for it, or it is not whole blocks"))
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use crate::device::IntegrityDevice;
 use crate::error::IntegrityError;
-use crate::layout::{Layout, largest_interleaved};
+use crate::layout::fitting_len;
 use crate::load::load;
 use crate::options::{Mode, OpenOptions};
-use crate::stores::{DeviceSizes, Stores};
+use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock, write_bytes};
 
 /// Gives a closed volume a length of `sectors`, or as many as fit its devices. Replays the journal first. The tags of
@@ -39,29 +39,4 @@ pub fn resize(
     let bytes = resized.encode(mac, false);
     write_bytes(stores, &bytes).and_then(|()| stores.metadata().sync()).map_err(failed())?;
     Ok((before, Superblock::decode(&bytes[..])?))
-}
-
-/// Returns the number of sectors that a volume can be given: `sectors`, or as many as fit its devices.
-pub(crate) fn fitting_len(
-    superblock: &Superblock,
-    sizes: &DeviceSizes,
-    sectors: Option<u64>,
-) -> Result<u64, IntegrityError> {
-    let fits = |provided| {
-        let mut trial = *superblock;
-        trial.provided_data_sectors = provided;
-        // Where a recalculation is does not limit the length.
-        trial.recalc_sector = trial.recalc_sector.min(provided);
-        trial.check_fields().is_ok() && Layout::new(&trial, sizes).is_ok()
-    };
-    let blocks = sizes.data >> superblock.log2_sectors_per_block << superblock.log2_sectors_per_block;
-    let wanted = match sectors {
-        Some(sectors) => sectors,
-        None if sizes.meta.is_some() && fits(blocks) => blocks,
-        None => largest_interleaved(superblock, sizes),
-    };
-    if fits(wanted) {
-        return Ok(wanted);
-    }
-    Err(IntegrityError::option("size", "the devices have no room for it, or it is not whole blocks"))
 }

@@ -129,10 +129,6 @@ fn resized_volume_keeps_its_data_and_reads_zeroes_behind_them() {
     }
     let dir = Dir::new();
     let (image, data, copy) = (dir.image("image", 4), dir.name("data"), dir.name("copy"));
-    let sectors = |image: &str| -> u64 {
-        let json: Value = serde_json::from_str(call(["integrity", "dump", "--json", image]).works().text()).unwrap();
-        json["provided_data_sectors"].as_u64().unwrap()
-    };
     call(["integrity", "format", &image]).works();
     fs::write(&data, [0x5a; 100_000]).unwrap();
     serve(&image, &[], &format!("nbdcopy {data} \"$uri\"")).works();
@@ -155,74 +151,75 @@ fn open_volume_is_resized_under_its_clients() {
     let run = Run::new();
     let keys = keyed(&dir);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let open = |server: &Named| server.connect();
-    for (name, options, resizing) in [
-        ("journal", &["--sector-size", "4096"][..], &[][..]),
-        ("bitmap", &["-B"], &["--wipe"]),
-        ("direct", &["-D"], &[]),
-        ("keyed", &keys, &[]),
-        ("wiped", &keys, &["--wipe"]),
+    for (name, formatting, opening, resizing) in [
+        ("journal", &["--sector-size", "4096"][..], &[][..], &[][..]),
+        ("bitmap", &[], &["-B"], &["--wipe"]),
+        ("direct", &[], &["-D"], &[]),
+        ("keyed", &keys, &keys, &[]),
+        ("wiped", &keys, &keys, &["--wipe"]),
     ] {
         let image = dir.image(name, 4);
-        let sectors = |image: &str| {
-            let dump = call(["integrity", "dump", "--json", image]);
-            let dump: Value = serde_json::from_str(dump.works().text()).unwrap();
-            dump["provided_data_sectors"].as_u64().unwrap()
-        };
-        let formatting: &[&str] =
-            if options[0].len() == 2 && name != "keyed" && name != "wiped" { &[] } else { options };
         call([&["integrity", "format", "-q", &image], formatting].concat()).works();
-        let opening: &[&str] = if name == "journal" { &[] } else { options };
-        let server = Named::start_integrity(&run, name, &[&[&*image], opening].concat());
-        let mut before = open(&server);
+        let opening = [&[&*image], opening].concat();
+        let server = Named::start_integrity(&run, name, &opening);
         let old = sectors(&image);
-        before.write(0, &[5; 64 << 10]).unwrap();
-        run.call(&[&["integrity", "resize", "-q", name, "--device-size", "1MiB"], resizing].concat()).works();
-        assert_eq!((sectors(&image), open(&server).size), (2048, 1 << 20), "{name}");
-        assert!(before.read(1 << 20, 4096).is_err(), "{name}");
-        before = open(&server);
-        let file = fs::File::options().write(true).open(&image).unwrap();
-        file.set_len(9 << 20).unwrap();
-        run.call(&[&["integrity", "resize", "-q", name, "--device-size", "0"], resizing].concat()).works();
-        let grown = sectors(&image);
-        let mut after = open(&server);
-        assert!(grown > old * 2 && after.size == grown * 512, "{name} {grown}");
-        let all = after.read(0, 1 << 20).unwrap();
-        assert!(all[..64 << 10].iter().all(|byte| *byte == 5), "{name}");
-        for at in ((1 << 20)..after.size).step_by(1 << 20) {
-            let len = (after.size - at).min(1 << 20);
-            let read = after.read(at, len as usize).unwrap();
-            assert!(resizing.is_empty() || read.iter().all(|byte| *byte == 0), "{name} {at}");
+        server.connect().write(0, &[5; 64 << 10]).unwrap();
+        let resize = |words: &[&str]| run.call(&[&["integrity", "resize", "-q", name], words].concat());
+        let grown = shrunk_and_grown(&server, &image, |len| {
+            resize(&[&["--device-size", len], resizing].concat()).works();
+        });
+        assert!(grown > old * 2, "{name} {grown}");
+        if !resizing.is_empty() {
+            let read = server.connect().read(1 << 20, 4 << 20).unwrap();
+            assert!(read.iter().all(|byte| *byte == 0), "{name}");
         }
-        after.write(after.size - 9000, &[7; 9000]).unwrap();
-        assert_eq!(before.read(after.size - 9000, 9000).unwrap(), [7; 9000], "{name}");
-        for (words, message) in [
-            (&["--device-size", "9M"][..], "the devices have no room for it"),
-            (&["--integrity-lazy"], "Option --integrity-lazy is not possible while the volume is open."),
-        ] {
-            let refused = run.call(&[&["integrity", "resize", "-q", name], words].concat());
-            refused.fails(1, &[message]);
-        }
+        resize(&["--device-size", "9M"]).fails(1, &["the devices have no room for it"]);
+        resize(&["--integrity-lazy"]).fails(1, &["--integrity-lazy is not possible while the volume is open."]);
         if name == "journal" {
             // Its blocks have eight sectors.
-            run.call(&["integrity", "resize", "-q", name, "--size", "4095"]).fails(1, &["it is not whole blocks"]);
+            resize(&["--size", "4095"]).fails(1, &["it is not whole blocks"]);
         }
+        let state = || run.json(&["status", name, "--json"])["integrity"].clone();
+        eventually("the tags are computed", state, |state| state.is_object() && state["recalc_sector"].is_null());
         // A device that has become shorter does not cut the volume by itself.
+        let file = fs::File::options().write(true).open(&image).unwrap();
         file.set_len(5 << 20).unwrap();
-        run.call(&["integrity", "resize", "-q", name]).fails(1, &["the devices have become shorter"]);
+        resize(&[]).fails(1, &["the devices have become shorter"]);
         file.set_len(9 << 20).unwrap();
-        eventually(
-            "the tags are computed",
-            || run.json(&["status", name, "--json"])["recalc_sector"].clone(),
-            Value::is_null,
-        );
         run.call(&["close", name]).works();
         assert_eq!(server.ended().0, Some(0), "{name}");
-        let server = Named::start_integrity(&run, name, &[&[&*image], opening].concat());
-        assert_eq!(open(&server).size, grown * 512, "{name}");
+        let server = Named::start_integrity(&run, name, &opening);
+        assert_eq!(server.connect().size, grown * 512, "{name}");
         run.call(&["close", name]).works();
         server.ended();
     }
+}
+
+/// Returns the sectors that a volume has by its superblock.
+fn sectors(image: &str) -> u64 {
+    let dump: Value = serde_json::from_str(call(["integrity", "dump", "--json", image]).works().text()).unwrap();
+    dump["provided_data_sectors"].as_u64().unwrap()
+}
+
+/// Gives a volume 1 MiB, and then all of an image that has grown to 9 MiB. Returns its sectors.
+fn shrunk_and_grown(server: &Named, image: &str, resize: impl Fn(&str)) -> u64 {
+    let mut before = server.connect();
+    resize("1MiB");
+    assert_eq!((sectors(image), server.connect().size), (2048, 1 << 20), "{image}");
+    assert!(before.read(1 << 20, 4096).is_err(), "{image}");
+    let mut before = server.connect();
+    fs::File::options().write(true).open(image).unwrap().set_len(9 << 20).unwrap();
+    resize("0");
+    let (grown, mut after) = (sectors(image), server.connect());
+    assert_eq!(after.size, grown * 512, "{image}");
+    let all = after.read(0, 1 << 20).unwrap();
+    assert!(all[..64 << 10].iter().all(|byte| *byte == 5), "{image}");
+    for at in ((1 << 20)..after.size).step_by(1 << 20) {
+        after.read(at, (after.size - at).min(1 << 20) as usize).unwrap();
+    }
+    after.write(after.size - 9000, &[7; 9000]).unwrap();
+    assert_eq!(before.read(after.size - 9000, 9000).unwrap(), [7; 9000], "{image}");
+    grown
 }
 
 #[test]

@@ -4,8 +4,7 @@ use super::IntegrityDevice;
 use super::journal::Part;
 use super::recalculate::Recalculation;
 use crate::error::IntegrityError;
-use crate::layout::Layout;
-use crate::resize::fitting_len;
+use crate::layout::{Layout, fitting_len};
 use crate::superblock::{Flags, Superblock};
 use crate::verify::check_superblock;
 use inlock_engine::Errno;
@@ -15,7 +14,7 @@ use std::sync::PoisonError;
 /// Threads that wipe new blocks.
 const THREADS: usize = 2;
 
-/// What becomes of the blocks that a device gains.
+/// Content of the blocks that a device gains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NewBlocks {

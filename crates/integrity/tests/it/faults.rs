@@ -184,7 +184,7 @@ fn wipe_reaches_the_last_block() {
     }
 }
 
-/// What is filled is durable when its step is told of: the memory of the process may be lost then.
+/// Filled blocks are durable when their step is told of: the memory of the process may be lost then.
 #[test]
 fn filled_blocks_are_durable_when_they_are_told_of() {
     let format = options();

@@ -271,7 +271,7 @@ fn length_stays_if_new_blocks_cannot_be_wiped() {
     assert_eq!(device.read(old, &mut [0; 4096], &mut []), Err(ReadError::Io(Errno::INVAL)));
 }
 
-/// What a power cut leaves behind the return: only what was synced.
+/// A power cut after the return leaves what was synced, and no more.
 #[test]
 fn new_length_is_durable() {
     let format = options(512);
