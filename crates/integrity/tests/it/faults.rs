@@ -200,7 +200,7 @@ fn wipe_is_for_whole_blocks_in_direct_mode() {
     }
 }
 
-/// What is filled is durable when its step is told of: the memory of the process may be lost then.
+/// Blocks that are filled are durable when their step is told of: the memory of the process may be lost then.
 #[test]
 fn filled_blocks_are_durable_when_they_are_told_of() {
     let format = options();

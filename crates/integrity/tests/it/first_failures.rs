@@ -141,7 +141,7 @@ fn open_ends_with_the_first_failure() {
     assert!(calls > 300, "{calls}");
 }
 
-/// What is done with an open device.
+/// Operations of an open device.
 #[test]
 fn device_ends_an_operation_with_the_first_failure() {
     type Work = fn(&IntegrityDevice) -> Result<(), Failure>;
@@ -192,7 +192,7 @@ fn recalculation_ends_with_the_first_failure() {
     }
 }
 
-/// What is done with a volume that is not open.
+/// Operations on a volume that is not open.
 #[test]
 fn volume_that_is_not_open_is_left_after_the_first_failure() {
     for clean in images(&options()) {

@@ -91,7 +91,7 @@ fn impossible_length_is_refused_unchanged() {
     assert!(store.contents() == before);
 }
 
-/// What a power cut leaves behind the return: only what was synced.
+/// A power cut after the return leaves only what was synced.
 #[test]
 fn new_length_is_durable() {
     let format = options(512);
