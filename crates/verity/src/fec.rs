@@ -199,6 +199,7 @@ impl Fec {
         let (round, target) = (number % self.rounds, (number / self.rounds) as usize);
         let strip_len = STRIP_LEN.min(self.block_len);
         let roots = self.code.roots();
+        // Those without a block stay zero. Of those that cannot be read the content does not matter.
         let mut strips = vec![0; self.code.message_len() * strip_len];
         let mut parity = vec![0; roots * strip_len];
         let mut rebuilt = Vec::with_capacity(self.block_len);
@@ -207,7 +208,6 @@ impl Fec {
             if erased.len() > roots {
                 return None;
             }
-            strips.fill(0);
             let blocks = self.round_of(number).zip(strips.chunks_exact_mut(strip_len));
             for (symbol, (block, strip)) in blocks.enumerate() {
                 if self.read(stores, block, at, strip).is_err() && !erased.contains(&symbol) {

@@ -167,7 +167,8 @@ impl Code {
             // The previous polynomial moves on with each step.
             previous.copy_within(..MAX_ROOTS, 1);
             previous[0] = 0;
-            let terms = (0..=degree.min(step)).map(|at| mul(locator[at], syndromes[step - at]));
+            // The degree is at most the step: it begins with the erased places, and becomes at most one more.
+            let terms = (0..=degree).map(|at| mul(locator[at], syndromes[step - at]));
             let discrepancy = terms.fold(0, |sum, term| sum ^ term);
             if discrepancy == 0 {
                 continue;

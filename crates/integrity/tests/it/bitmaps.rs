@@ -74,7 +74,7 @@ fn discard_reaches_each_block_that_is_in_the_journal() {
     }
 }
 
-/// A read-only volume is not written to, nor synced, and no wipe begins.
+/// A device that is read-only is not written to, nor synced, and no wipe of it begins.
 #[test]
 fn read_only_device_makes_no_call_but_reads() {
     let format = options("hmac-sha256");

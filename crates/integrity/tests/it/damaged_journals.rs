@@ -178,3 +178,26 @@ fn long_journal_is_refused_without_its_option() {
     assert!(matches!(format.superblock(&sizes), Err(IntegrityError::LongJournal { .. })));
     assert!(FormatOptions { long_journal: true, ..format }.superblock(&sizes).is_ok());
 }
+
+/// A journal of zeroes takes no space yet, and an open writes it: not more than 64 MiB without being asked.
+#[test]
+fn long_journal_that_was_never_written_is_refused_by_its_length() {
+    // Sections of 64 sectors. The first sector of the one that is read after 64 MiB decides.
+    let format = FormatOptions { internal_hash: Some(hash("crc32c")), ..base(56) };
+    for (sections, was_written, is_opened) in [(2049, false, true), (2050, false, false), (2050, true, true)] {
+        let format = FormatOptions { journal_sectors: Some(sections * 64), ..format.clone() };
+        let store = memory(formatted(&format, 68 << 20, None).0);
+        let mut options = open_options(Mode::Journal, &format);
+        options.read_only = true;
+        let layout = inlock_integrity::load(&Stores::interleaved(store.clone()), &options).unwrap().1;
+        assert_eq!((layout.journal.section_sectors, u64::from(layout.journal.sections)), (64, sections));
+        if !was_written {
+            let zeroes = vec![0; (layout.journal.sectors() * 512) as usize];
+            write_all(&*store, &zeroes, layout.journal_at()).unwrap();
+        }
+        let opened = IntegrityDevice::open(Stores::interleaved(store), options).map(drop);
+        assert_eq!(opened.is_ok(), is_opened, "{sections} {was_written}");
+        let is_told = matches!(opened, Ok(()) | Err(IntegrityError::Journal(JournalDamage::NeverWritten)));
+        assert!(is_told, "{opened:?}");
+    }
+}

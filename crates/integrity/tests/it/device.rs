@@ -6,7 +6,8 @@ use inlock_engine::Errno;
 use inlock_integrity::{
     FormatOptions, IntegrityDevice, IntegrityError, JournalCipher, JournalDamage, Mode, OpenOptions, ReadError, Stores,
 };
-use std::sync::Arc;
+use inlock_testing::{Call, ScriptedStore, Verdict};
+use std::sync::{Arc, Mutex};
 
 const MODES: [Mode; 3] = [Mode::Journal, Mode::Bitmap, Mode::Direct];
 
@@ -338,5 +339,61 @@ fn tags_that_are_written_back_match_what_a_killed_process_leaves() {
         assert_eq!(found(), None, "its tag is in the memory of the process");
         device.write_tags_back().unwrap();
         assert_eq!(found(), Some(fill(8, value, 512)));
+    }
+}
+
+#[test]
+fn requests_are_for_whole_blocks_of_the_volume() {
+    for internal in [true, false] {
+        let format = options(4096, internal);
+        let stores = Stores::interleaved(memory(formatted(&format, 1 << 20, None).0));
+        let device = IntegrityDevice::open(stores, open_options(Mode::Direct, &format)).unwrap();
+        let (end, tag) = (device.layout().provided_data_sectors, if internal { 0 } else { 28 });
+        device.write(end - 8, &[1; 4096], &vec![1; tag]).unwrap();
+        for (sector, len, tags) in [
+            (end, 4096, tag),
+            (end - 8, 8192, 2 * tag),
+            (u64::MAX - 7, 4096, tag),
+            (4, 4096, tag),
+            (0, 2048, tag),
+            (0, 4096, tag + 1),
+        ] {
+            let (mut data, mut tuples) = (vec![1; len], vec![1; tags]);
+            assert_eq!(device.write(sector, &data, &tuples), Err(Errno::INVAL), "{sector} {len} {tags}");
+            let read = device.read(sector, &mut data, &mut tuples);
+            assert_eq!(read, Err(ReadError::Io(Errno::INVAL)), "{sector} {len} {tags}");
+        }
+    }
+}
+
+/// A block with several entries in the journal is copied to its place once; tags are written back early only where
+/// nothing else keeps them; a journal that is not damaged stays as it is.
+#[test]
+fn no_more_is_written_than_has_to_be() {
+    let format = FormatOptions { tag_size: Some(32), ..options(512, true) };
+    for mode in MODES {
+        let image = memory(formatted(&format, 1 << 20, None).0);
+        let writes = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&writes);
+        let store = Arc::new(ScriptedStore::new(image.clone(), move |call| {
+            seen.lock().unwrap().extend(matches!(call, Call::Write { .. }).then(|| call.range()).flatten());
+            Verdict::Pass
+        }));
+        let device = IntegrityDevice::open(Stores::interleaved(store), open_options(mode, &format)).unwrap();
+        let (tag, at) = (device.layout().tag_position(3).0, device.layout().data_position(3).0);
+        let count = |at: u64| writes.lock().unwrap().iter().filter(|range| range.contains(&at)).count();
+        (1..=5).for_each(|value| device.write(3, &fill(3, value, 512), &[]).unwrap());
+        device.write_tags_back().unwrap();
+        assert_eq!(count(tag), usize::from(mode == Mode::Direct), "{mode:?}");
+        device.flush().unwrap();
+        if mode == Mode::Journal {
+            let left = memory(image.contents());
+            let options = OpenOptions { salvage_journal: true, ..open_options(mode, &format) };
+            let salvaged = IntegrityDevice::open(Stores::interleaved(left.clone()), options).unwrap();
+            let journal = salvaged.layout().journal_at() as usize..salvaged.layout().tags_at() as usize;
+            assert!(left.contents()[journal.clone()] == image.contents()[journal], "it is emptied");
+        }
+        device.close().unwrap();
+        assert_eq!(count(at), if mode == Mode::Journal { 1 } else { 5 }, "{mode:?}");
     }
 }

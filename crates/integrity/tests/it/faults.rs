@@ -184,7 +184,24 @@ fn wipe_reaches_the_last_block() {
     }
 }
 
-/// Filled blocks are durable when their step is told of: the memory of the process may be lost then.
+#[test]
+fn wipe_is_for_whole_blocks() {
+    let format = FormatOptions { block_len: 4096, internal_hash: Some(hash("hmac-sha256")), ..options() };
+    let image = memory(formatted(&format, 1 << 20, None).0);
+    let go_on = |_| ControlFlow::Continue(());
+    for mode in [Mode::Direct, Mode::Journal, Mode::Bitmap] {
+        let device = IntegrityDevice::open(Stores::interleaved(image.clone()), open_options(mode, &format)).unwrap();
+        for from in [0, 1, 4, 8] {
+            let end =
+                |is_possible| if is_possible { Ok(device.layout().provided_data_sectors) } else { Err(Errno::INVAL) };
+            let (wiped, marked) = (end(from % 8 == 0), end(from % 8 == 0 && mode == Mode::Direct));
+            assert_eq!(device.wipe(from, 1, |_, _, _| Ok(()), go_on), wiped, "{mode:?} {from}");
+            assert_eq!(device.mark_never_written(from, 1, None, go_on), marked, "{mode:?} {from}");
+        }
+    }
+}
+
+/// Blocks that are filled are durable when their step is told of: the memory of the process may be lost then.
 #[test]
 fn filled_blocks_are_durable_when_they_are_told_of() {
     let format = options();

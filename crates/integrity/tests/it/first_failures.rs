@@ -141,7 +141,7 @@ fn open_ends_with_the_first_failure() {
     assert!(calls > 300, "{calls}");
 }
 
-/// Operations on an open device.
+/// Operations of an open device.
 #[test]
 fn device_ends_an_operation_with_the_first_failure() {
     type Work = fn(&IntegrityDevice) -> Result<(), Failure>;

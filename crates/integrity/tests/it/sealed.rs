@@ -306,3 +306,18 @@ fn cipher_that_does_not_fit_the_device_is_refused() {
     assert!(refused(aead(&shorter, 512, 1)).is_some());
     assert!(refused(with_tags_of(spec.metadata_len(), &shorter, 512, 1)).is_none());
 }
+
+#[test]
+fn key_is_set_again_after_it_was_wiped() {
+    let image = image(&gcm(), 512, 1 << 20);
+    let store = open(&image, Mode::Journal, aead(&gcm(), 512, 1));
+    write_all(&store, &[7; 1024], 0);
+    store.wipe_key();
+    assert_eq!(store.read_at(&mut [0; 512], 0), Err(Errno::SHUTDOWN));
+    assert_eq!(store.write_at(&[1; 512], 0), Err(Errno::SHUTDOWN));
+    assert_eq!(store.set_sealing(aead(&gcm(), 4096, 1)), Err(Errno::INVAL), "other blocks");
+    assert_eq!(store.set_sealing(with_tags_of(40, &gcm(), 512, 1)), Err(Errno::INVAL), "other tags");
+    assert_eq!(store.read_at(&mut [0; 512], 0), Err(Errno::SHUTDOWN));
+    store.set_sealing(aead(&gcm(), 512, 1)).unwrap();
+    assert_eq!(read_all(&store, 1024, 0), Ok(vec![7; 1024]));
+}

@@ -3,7 +3,7 @@
 use crate::support::{Device, failing, memory, parameters, read};
 use inlock_cipher::Hash;
 use inlock_engine::Errno;
-use inlock_testing::ScriptedStore;
+use inlock_testing::{ScriptedStore, Verdict};
 use inlock_verity::{OpenOptions, Stores, VerityError, VerityStore, create, verify};
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,6 +48,40 @@ fn error_of_a_store_is_passed_on() {
     }
     assert!(faults > 40_000);
     println!("COUNT verity_store_faults {faults}");
+}
+
+/// One call fails, and none after it would: the operation fails with its error all the same, and makes no further one.
+#[test]
+fn operation_ends_with_the_first_failure() {
+    type Operation = fn(&Stores, &Device) -> Result<(), VerityError>;
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 400));
+    let operations: [(&str, Operation); 3] = [
+        ("create", |stores, device| create(stores, &device.layout, 1).map(drop)),
+        ("verify", |stores, device| verify(stores, &device.layout, &device.root, 1)),
+        ("open", |stores, device| {
+            VerityStore::open(stores, &device.layout, &device.root, OpenOptions::default()).map(drop)
+        }),
+    ];
+    for (name, operation) in operations {
+        for nth in 1.. {
+            let calls = Arc::new(AtomicU64::new(0));
+            let store = |bytes: &[u8]| {
+                let counted = Arc::clone(&calls);
+                Arc::new(ScriptedStore::new(memory(bytes.to_vec()), move |_| {
+                    let is_nth = counted.fetch_add(1, Ordering::Relaxed) + 1 == nth;
+                    if is_nth { Verdict::Fail(Errno::NODEV) } else { Verdict::Pass }
+                }))
+            };
+            let result = operation(&Stores::new(store(&device.data), store(&device.tree), 0), &device);
+            let count = calls.load(Ordering::Relaxed);
+            if count < nth {
+                assert!(result.is_ok() && nth > 1, "{name}: {result:?}");
+                break;
+            }
+            let is_io = matches!(result, Err(VerityError::Io { source: Errno::NODEV, .. }));
+            assert!(is_io && count == nth, "{name}: {result:?} after {count} calls, of which number {nth} failed");
+        }
+    }
 }
 
 #[test]
