@@ -1,7 +1,7 @@
 //! Edges of edits, conversions, restores and repairs: first and last numbers, exact lengths, and what stays as it was.
 
-use crate::conversions::{convert, luks1_volume, luks2_volume};
-use crate::power_cut::{RecordingDevice, Step};
+use crate::conversions::{convert, luks1_volume, luks2_volume, opening};
+use crate::power_cut::{FailingDevice, RecordingDevice, Step};
 use crate::support::{
     PASSPHRASE, chain, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
 };
@@ -80,6 +80,27 @@ fn luks1_key_material_is_durable_before_its_keyslot_and_gone_before_it_is_disabl
         volume.kill_keyslot(&device, number).unwrap();
         assert_eq!(epochs(&device), expected(&disabling), "kill {number}");
     }
+}
+
+#[test]
+fn luks2_key_material_is_durable_before_its_keyslot_and_gone_before_it_is_removed() {
+    let device = RecordingDevice::new(luks2_image());
+    let mut volume = Volume::load(&device).unwrap();
+    let key = key_of(&volume, &device);
+    volume.add_keyslot(&device, &key, &secret(b"new"), &pbkdf2()).unwrap();
+    let area = luks2_of(&device).metadata().keyslots[&1].area_offset;
+    let copies = [16 << 10..32 << 10, 0..16 << 10];
+    let is_ordered = |steps: &[Vec<Range<u64>>]| {
+        let written = |at: usize| steps[at].first().cloned().unwrap_or_default();
+        // The copies in turn, either first.
+        let headers = [written(1), written(2)];
+        let is_header = headers == copies || headers == [copies[1].clone(), copies[0].clone()];
+        written(0).start == area && is_header && steps.len() == 4 && steps.iter().all(|epoch| epoch.len() <= 1)
+    };
+    assert!(is_ordered(&epochs(&device)), "{:?}", epochs(&device));
+    device.log.lock().unwrap().clear();
+    volume.kill_keyslot(&device, 1).unwrap();
+    assert!(is_ordered(&epochs(&device)), "{:?}", epochs(&device));
 }
 
 #[test]
@@ -198,6 +219,48 @@ fn backup_is_not_restored_over_areas_that_cannot_be_read() {
     let device = Unreadable(RecordingDevice::new(image), (40 << 10)..(41 << 10));
     assert!(matches!(backup.restore(&device), Err(RestoreError::Io(_))));
     assert!(device.0.log.lock().unwrap().is_empty());
+    assert!(chain(&HeaderBackup::of_device(&device).unwrap_err()).ends_with("injected"));
+    // Of the copies one is enough.
+    let device = Unreadable(RecordingDevice::new(device.0.to_vec()), (20 << 10)..(21 << 10));
+    let whole = HeaderBackup::of_device(&device).unwrap().bytes().to_vec();
+    assert!(Volume::load(&MemoryDevice::new(whole)).unwrap().warnings().is_empty());
+}
+
+#[test]
+fn damaged_second_copy_is_whole_before_a_conversion_replaces_the_first() {
+    let mut image = luks2_volume(&[0, 1]);
+    image[(16 << 10) + 5000] ^= 1;
+    let device = RecordingDevice::new(image.clone());
+    convert(&device, 1).unwrap();
+    let steps = epochs(&device);
+    assert_eq!(steps[..2], [16 << 10..32 << 10, SECTOR..2 * SECTOR].map(|range| vec![range]));
+    assert_eq!(opening(&device.to_vec(), &[0, 1]), 2);
+    assert!(convert(&FailingDevice::new(image, 0), 1).is_err());
+}
+
+/// Areas that do not overlap their new places are copied there, and nowhere else.
+#[test]
+fn area_that_moves_far_is_copied_once() {
+    for (metadata_len, copies) in [(16 << 10, 2), (128 << 10, 1)] {
+        let device = MemoryDevice::zeroed((3 << 20) + 4096);
+        let options = with!(
+            luks2_options();
+            kdf: cheap(KdfKind::Pbkdf2),
+            key_len: 32,
+            metadata_len: metadata_len,
+            keyslots_len: Some(8 * AREA),
+            data_offset: Some(2 << 20),
+            label: String::new(),
+            sector_size: Some(inlock_volume::DataUnitSize::SECTOR),
+        );
+        luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+        let device = RecordingDevice::new(device.to_vec());
+        let volume = convert(&device, 1).unwrap();
+        key_of(&volume, &device);
+        let log = device.log.lock().unwrap();
+        let is_material = |step: &&Step| matches!(step, Step::Write { data, .. } if data.len() == 32 * 4000);
+        assert_eq!(log.iter().filter(is_material).count(), copies, "metadata of {metadata_len} bytes");
+    }
 }
 
 /// The first bytes tell that it is LUKS1.
