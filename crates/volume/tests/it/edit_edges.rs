@@ -318,7 +318,9 @@ fn enabled_keyslots_open_after_every_step_of_a_conversion() {
         }
         // Copies of key material are durable before the header refers to them.
         let steps = epochs_of(&log);
-        let areas = steps.iter().filter(|epoch| epoch.iter().any(|range| range.end - range.start == 32 * 4000));
+        let has_area = |epoch: &&Vec<Range<u64>>| epoch.iter().any(|range| range.end - range.start == 32 * 4000);
+        // At last what no keyslot uses is overwritten.
+        let areas = steps[..steps.len() - 2].iter().filter(has_area);
         assert!(areas.clone().count() > 3 && areas.clone().all(|epoch| epoch.len() == 1), "{steps:?}");
     }
 }
