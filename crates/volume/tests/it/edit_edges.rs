@@ -387,6 +387,8 @@ fn parts_of_a_header_are_not_metadata_of_others_in_any_order() {
     let image = luks1_volume(&[0, 1]);
     for place in (0..8).map(|number| 4096 + number * AREA).chain([2 << 20]) {
         let mut image = image.clone();
+        // Random bytes would be no metadata anywhere.
+        image[place as usize..][..SECTOR as usize].fill(0);
         image[place as usize..][..8].copy_from_slice(b"MINE1234");
         assert_eq!(find(&image, 2), None, "at {place}");
     }
@@ -400,7 +402,9 @@ fn parts_of_a_header_are_not_metadata_of_others_in_any_order() {
     luks2.commit(&device, &text_of(map)).unwrap();
     let number = |field: &str| area[field].as_str().unwrap().parse::<usize>().unwrap();
     let mut image = device.to_vec();
-    image[number("offset") + number("size") - 512..][..8].copy_from_slice(b"MINE1234");
+    let last = number("offset") + number("size") - 512;
+    image[last..last + 512].fill(0);
+    image[last..][..8].copy_from_slice(b"MINE1234");
     assert_eq!(find(&image, 1), None);
 }
 
@@ -627,6 +631,9 @@ fn keyslots_take_ciphers_that_inlock_has() {
         let refused = volume.add_unbound_keyslot(&device, &VolumeKey::zeroed(len), &secret(b"b"), &pbkdf2());
         assert!(matches!(refused, Err(EditError::InvalidOption { option: "key-size", .. })), "{refused:?}");
     }
+    // An area is encrypted like the data, though its key is shorter.
+    volume.add_unbound_keyslot(&device, &VolumeKey::zeroed(32), &secret(b"b"), &pbkdf2()).unwrap();
+    assert_eq!(map_of(&luks2_of(&device))["keyslots"]["1"]["area"]["key_size"], 64);
 }
 
 #[test]
