@@ -1,6 +1,7 @@
 //! Builds the copy, and leaves out mutants that do not compile.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,17 +14,34 @@ use super::tree::Tree;
 /// Builds until all mutants that are left compile; more rounds mean that leaving them out does not help.
 const MAX_ROUNDS: usize = 60;
 
+/// Test programs that one command has built.
+pub(super) struct Programs {
+    pub(super) tests: Vec<PathBuf>,
+    /// Differs from that of another build. Tests that run a command stay as they are when only the command changes.
+    pub(super) stamp: String,
+}
+
 /// Builds test programs and returns them. Adds mutants that do not compile to the disabled ones.
-pub(super) fn programs(tree: &mut Tree, build: &Path, tests: &Tests) -> Result<Vec<PathBuf>> {
+pub(super) fn programs(tree: &mut Tree, build: &Path, tests: &Tests) -> Result<Programs> {
     let messages = until_it_builds(tree, build, tests.build)?;
     // Tests of a command build the command, too.
-    let programs = messages.iter().filter(|message| message["profile"]["test"] == true);
-    let programs: Vec<PathBuf> =
-        programs.filter_map(|message| message["executable"].as_str()).map(PathBuf::from).collect();
+    let executable = |message: &Value| message["executable"].as_str().map(PathBuf::from);
+    let stamp = stamp(&messages.iter().filter_map(executable).collect::<Vec<_>>())?;
+    let tests_only = messages.iter().filter(|message| message["profile"]["test"] == true);
+    let programs: Vec<PathBuf> = tests_only.filter_map(executable).collect();
     if programs.is_empty() {
         bail!("cargo built no tests of {}", tests.directory);
     }
-    Ok(programs)
+    Ok(Programs { tests: programs, stamp })
+}
+
+/// Returns a text that changes with each of the programs.
+fn stamp(programs: &[PathBuf]) -> Result<String> {
+    let one = |program: &PathBuf| {
+        let metadata = fs::metadata(program)?;
+        Ok(format!("{} {:?} {}", program.display(), metadata.modified()?, metadata.len()))
+    };
+    Ok(programs.iter().map(one).collect::<Result<Vec<_>>>()?.join("; "))
 }
 
 fn until_it_builds(tree: &mut Tree, build: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
@@ -78,4 +96,21 @@ fn blamed(tree: &Tree, messages: &[Value]) -> BTreeSet<usize> {
 fn of_span(tree: &Tree, span: &Value, around: bool) -> Option<Vec<usize>> {
     let number = |name: &str| span[name].as_u64().and_then(|n| usize::try_from(n).ok());
     tree.blamed(span["file_name"].as_str()?, &(number("byte_start")?..number("byte_end")?), around)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamp_changes_with_a_command_that_tests_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let programs = ["test", "command"].map(|name| dir.path().join(name));
+        let write = |text: &str| programs.each_ref().map(|program| fs::write(program, text).unwrap());
+        write("one");
+        let before = stamp(&programs).unwrap();
+        assert_eq!(stamp(&programs).unwrap(), before);
+        fs::write(&programs[1], "other").unwrap();
+        assert_ne!(stamp(&programs).unwrap(), before);
+    }
 }

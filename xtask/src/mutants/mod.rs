@@ -138,12 +138,13 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         let mut results = Results::open(&place.join("results").join(group.name))?;
         let mut tests: Vec<Test> = Vec::new();
         for (of, programs, directory) in programs.iter().filter(|(of, ..)| group.tests.contains(of)) {
-            for program in programs {
+            for program in &programs.tests {
                 let longest = wanted.longest.map_or(trial::MAX_TIME, Duration::from_secs);
                 let is_run = |test: &str| {
                     !of.left_out.iter().any(|name| test.starts_with(name))
                         && (wanted.tests.is_empty() || wanted.tests.iter().any(|word| test.contains(word.as_str())))
                 };
+                let program = (program.as_path(), programs.stamp.as_str());
                 tests.extend(trial::reached(program, directory, is_run, &place, longest, wanted.jobs())?);
             }
         }
@@ -164,7 +165,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-type Programs = (Tests, Vec<std::path::PathBuf>, std::path::PathBuf);
+type Programs = (Tests, build::Programs, std::path::PathBuf);
 
 /// Builds the tests of the groups. A mutant that is left out for one program changes all, so the last round builds all
 /// again.

@@ -72,22 +72,21 @@ enum End {
 }
 
 /// Runs each test of a program alone, `jobs` at a time, and records the mutants that it reaches. Records of earlier
-/// runs are used if the program is the same. Tests that take longer than `longest`, or fail, are left out.
+/// runs are used if `stamp`, which is that of the build, is the same. Tests that take longer than `longest`, or fail,
+/// are left out.
 pub(super) fn reached(
-    program: &Path,
+    (program, stamp): (&Path, &str),
     directory: &Path,
     is_run: impl Fn(&str) -> bool,
     place: &Path,
     longest: Duration,
     jobs: usize,
 ) -> Result<Vec<Test>> {
-    let metadata = fs::metadata(program)?;
     let name = program.file_name().and_then(|name| name.to_str()).context("a program has no name")?;
-    let stamp = format!("{:?} {}", metadata.modified()?, metadata.len());
     let record = place.join("reached").join(format!("{name}.json"));
     fs::create_dir_all(place.join("reached"))?;
     let known: Option<Value> = fs::read(&record).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let known = known.filter(|known| known["stamp"] == stamp.as_str());
+    let known = known.filter(|known| known["stamp"] == stamp);
     let mut tests = known.and_then(|known| known["tests"].as_array().cloned()).unwrap_or_default();
     let names: Vec<String> = list(program)?.into_iter().filter(|test| is_run(test)).collect();
     tests.retain(|test| names.iter().any(|name| test["name"] == name.as_str()));
@@ -357,16 +356,18 @@ mod tests {
             [ $3 = a ] && printf '\\005\\000\\000\\000' >> $INLOCK_MUTANTS_REACHED
             [ $3 != c ]";
         let program = script(place.path(), text);
+        let reached = |program: &Path, stamp, longest| {
+            reached((program, stamp), place.path(), |name| name != "c", place.path(), longest, 2).unwrap()
+        };
         for _ in 0..2 {
-            let tests = reached(&program, place.path(), |name| name != "c", place.path(), MAX_TIME, 2).unwrap();
+            let tests = reached(&program, "1", MAX_TIME);
             let found: BTreeMap<_, _> = tests.iter().map(|test| (test.name.as_str(), test.reached.clone())).collect();
             assert_eq!(found, BTreeMap::from([("a", BTreeSet::from([5])), ("b", BTreeSet::new())]));
         }
         let program = script(place.path(), "[ $1 = --list ] && echo 'a: test'");
-        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest, 2);
-        assert!(of(MAX_TIME).unwrap().is_empty(), "fails without a mutant");
+        assert_eq!(reached(&program, "1", MAX_TIME).len(), 1, "the build has the same stamp");
+        assert!(reached(&program, "2", MAX_TIME).is_empty(), "fails without a mutant");
         let program = script(place.path(), "[ $1 != --list ] && sleep 100; echo 'a: test'");
-        let of = |longest| reached(&program, place.path(), |name| name != "c", place.path(), longest, 2);
-        assert!(of(Duration::from_millis(200)).unwrap().is_empty(), "it takes too long");
+        assert!(reached(&program, "3", Duration::from_millis(200)).is_empty(), "it takes too long");
     }
 }

@@ -542,6 +542,56 @@ mod tests {
     }
 
     #[test]
+    fn options_of_stores_and_smallest_values_are_taken() {
+        let table = |more: &str| format!("[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n{more}\n");
+        let volume = |more: &str| parse(&table(more)).unwrap().volumes["a"].clone();
+        for (io, expected) in [("uring", IoMode::Uring), ("sync", IoMode::Sync), ("auto", IoMode::Auto)] {
+            assert_eq!(volume(&format!("io = \"{io}\"")).opening.source().unwrap().io, expected);
+        }
+        let least = volume("max-operations = 1\nmax-bytes = 1\nmax-in-flight = 1\nmax-clients = 1\nthreads = 1");
+        let limits = least.limits;
+        assert_eq!((limits.operations, limits.bytes, limits.in_flight), (Some(1), Some(1), Some(1)));
+        assert_eq!((least.max_clients, least.opening.source().unwrap().threads), (1, 1));
+        let off = volume("read-only = false\nallow-discards = false");
+        assert!(!off.opening.read_only && off.opening.source().is_ok());
+        // The table says what its images are.
+        let lines = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(lines.path(), "0 8 zero\n").unwrap();
+        let text = format!("[volumes.a]\nimage = \"/a\"\ntable = \"{}\"\n", lines.path().display());
+        let error = parse(&text).map(|_| ()).unwrap_err();
+        assert!(error.contains("a volume with table takes no image"), "{error}");
+        let named = |len: usize| parse(&table("").replace("volumes.a", &format!("volumes.{}", "n".repeat(len))));
+        assert!(named(255).is_ok() && named(256).is_err());
+    }
+
+    #[test]
+    fn file_of_the_longest_length_is_read_and_no_other_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volumes.toml");
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            super::read(&path, &VolumeConfigs::new()).map(|config| config.volumes.len())
+        };
+        let mut bytes = b"[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n#".to_vec();
+        bytes.resize(MAX_LEN as usize, b'x');
+        assert_eq!(read(&bytes).unwrap(), 1);
+        bytes.push(b'x');
+        assert!(read(&bytes).unwrap_err().to_string().ends_with("has more than 16777216 bytes."));
+        // Not in UTF-8.
+        assert!(read(b"[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n# \xff\n").is_err());
+    }
+
+    #[test]
+    fn server_has_a_limited_number_of_volumes() {
+        let table = |name: &str| format!("[volumes.{name}]\nimage = \"/{name}\"\ntype = \"raw\"\n");
+        let one = parse(&table("x")).unwrap().volumes.remove("x").unwrap();
+        let added: VolumeConfigs = (1..MAX_VOLUMES).map(|number| (number.to_string(), one.clone())).collect();
+        assert!(super::parse(&table("a"), &added).is_ok());
+        let error = super::parse(&format!("{}{}", table("a"), table("b")), &added).map(|_| ()).unwrap_err();
+        assert_eq!(error, "line 4, volumes.b: a server has at most 65536 volumes");
+    }
+
+    #[test]
     fn added_volume_is_checked_like_one_of_the_file() {
         let raw = |image: &str| format!("image = \"{image}\"\ntype = \"raw\"\n");
         let file = format!("idle-timeout = 5\n[volumes.a]\n{}[volumes.r]\n{}read-only = true\n", raw("/a"), raw("/r"));

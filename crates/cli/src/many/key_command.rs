@@ -70,3 +70,20 @@ pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration) -> anyhow
         None => Err(failed("was killed".to_owned())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_is_what_the_helper_prints_up_to_the_longest_one() {
+        let shell = |script: &str| {
+            let words: Vec<OsString> = ["/bin/sh", "-c", script].map(OsString::from).into();
+            run(&words, "the volume", Duration::from_secs(600)).map(|key| key.to_vec())
+        };
+        assert_eq!(shell("printf %s \"$INLOCK_VOLUME\"; cat").unwrap(), b"the volume", "nothing comes from outside");
+        assert_eq!(shell("head -c 4096 /dev/zero").unwrap(), [0; 4096]);
+        let refused = shell("head -c 4097 /dev/zero").unwrap_err().to_string();
+        assert_eq!(refused, "/bin/sh printed more than 4096 bytes.");
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) struct Listed {
 }
 
 impl Stage {
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Closed => STATES[0],
             Self::Opening => STATES[1],
@@ -47,7 +47,7 @@ impl Stage {
         }
     }
 
-    fn running(&self) -> Option<&Running> {
+    pub(super) fn running(&self) -> Option<&Running> {
         match self {
             Self::Open(running) => Some(running),
             Self::Closed | Self::Opening | Self::Closing => None,

@@ -1,13 +1,13 @@
 //! Edges of edits, conversions, restores and repairs: first and last numbers, exact lengths, and what stays as it was.
 
-use crate::conversions::{convert, luks1_volume, luks2_volume};
-use crate::power_cut::{RecordingDevice, Step};
+use crate::conversions::{convert, luks1_volume, luks2_volume, opening};
+use crate::power_cut::{FailingDevice, RecordingDevice, Step};
 use crate::support::{
     PASSPHRASE, chain, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
 };
 use inlock_volume::{
     Conversion, ConvertError, EditError, HeaderBackup, HeaderDevice, KdfKind, KeyslotStatus, MemoryDevice, NewKeyslot,
-    Repair, RepairError, RepairPlan, RestoreError, UnlockOptions, Volume, VolumeKey, luks1, luks2,
+    Repair, RepairError, RepairPlan, Replaced, RestoreError, UnlockOptions, Volume, VolumeKey, luks1, luks2,
 };
 use std::io;
 use std::ops::Range;
@@ -34,7 +34,10 @@ fn luks2_of(device: &dyn HeaderDevice) -> luks2::Luks2 {
 
 /// Returns the ranges that are written between two syncs.
 fn epochs(device: &RecordingDevice) -> Vec<Vec<Range<u64>>> {
-    let log = device.log.lock().unwrap();
+    epochs_of(&device.log.lock().unwrap())
+}
+
+fn epochs_of(log: &[Step]) -> Vec<Vec<Range<u64>>> {
     let ranges = |epoch: &[Step]| {
         let range = |step: &Step| match step {
             Step::Write { offset, data } => *offset..*offset + data.len() as u64,
@@ -80,6 +83,27 @@ fn luks1_key_material_is_durable_before_its_keyslot_and_gone_before_it_is_disabl
         volume.kill_keyslot(&device, number).unwrap();
         assert_eq!(epochs(&device), expected(&disabling), "kill {number}");
     }
+}
+
+#[test]
+fn luks2_key_material_is_durable_before_its_keyslot_and_gone_before_it_is_removed() {
+    let device = RecordingDevice::new(luks2_image());
+    let mut volume = Volume::load(&device).unwrap();
+    let key = key_of(&volume, &device);
+    volume.add_keyslot(&device, &key, &secret(b"new"), &pbkdf2()).unwrap();
+    let area = luks2_of(&device).metadata().keyslots[&1].area_offset;
+    let copies = [16 << 10..32 << 10, 0..16 << 10];
+    let is_ordered = |steps: &[Vec<Range<u64>>]| {
+        let written = |at: usize| steps[at].first().cloned().unwrap_or_default();
+        // The copies in turn, either first.
+        let headers = [written(1), written(2)];
+        let is_header = headers == copies || headers == [copies[1].clone(), copies[0].clone()];
+        written(0).start == area && is_header && steps.len() == 4 && steps.iter().all(|epoch| epoch.len() <= 1)
+    };
+    assert!(is_ordered(&epochs(&device)), "{:?}", epochs(&device));
+    device.log.lock().unwrap().clear();
+    volume.kill_keyslot(&device, 1).unwrap();
+    assert!(is_ordered(&epochs(&device)), "{:?}", epochs(&device));
 }
 
 #[test]
@@ -198,6 +222,137 @@ fn backup_is_not_restored_over_areas_that_cannot_be_read() {
     let device = Unreadable(RecordingDevice::new(image), (40 << 10)..(41 << 10));
     assert!(matches!(backup.restore(&device), Err(RestoreError::Io(_))));
     assert!(device.0.log.lock().unwrap().is_empty());
+    assert!(chain(&HeaderBackup::of_device(&device).unwrap_err()).ends_with("injected"));
+    // Of the copies one is enough.
+    let device = Unreadable(RecordingDevice::new(device.0.to_vec()), (20 << 10)..(21 << 10));
+    let whole = HeaderBackup::of_device(&device).unwrap().bytes().to_vec();
+    assert!(Volume::load(&MemoryDevice::new(whole)).unwrap().warnings().is_empty());
+}
+
+#[test]
+fn damaged_second_copy_is_whole_before_a_conversion_replaces_the_first() {
+    let mut image = luks2_volume(&[0, 1]);
+    image[(16 << 10) + 5000] ^= 1;
+    let device = RecordingDevice::new(image.clone());
+    convert(&device, 1).unwrap();
+    let steps = epochs(&device);
+    assert_eq!(steps[..2], [16 << 10..32 << 10, SECTOR..2 * SECTOR].map(|range| vec![range]));
+    assert_eq!(opening(&device.to_vec(), &[0, 1]), 2);
+    assert!(convert(&FailingDevice::new(image, 0), 1).is_err());
+}
+
+/// Areas that do not overlap their new places are copied there, and nowhere else.
+#[test]
+fn area_that_moves_far_is_copied_once() {
+    for (metadata_len, copies) in [(16 << 10, 2), (128 << 10, 1)] {
+        let device = MemoryDevice::zeroed((3 << 20) + 4096);
+        let options = with!(
+            luks2_options();
+            kdf: cheap(KdfKind::Pbkdf2),
+            key_len: 32,
+            metadata_len: metadata_len,
+            keyslots_len: Some(8 * AREA),
+            data_offset: Some(2 << 20),
+            label: String::new(),
+            sector_size: Some(inlock_volume::DataUnitSize::SECTOR),
+        );
+        luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+        let device = RecordingDevice::new(device.to_vec());
+        let volume = convert(&device, 1).unwrap();
+        key_of(&volume, &device);
+        let log = device.log.lock().unwrap();
+        let is_material = |step: &&Step| matches!(step, Step::Write { data, .. } if data.len() == 32 * 4000);
+        assert_eq!(log.iter().filter(is_material).count(), copies, "metadata of {metadata_len} bytes");
+    }
+}
+
+#[test]
+fn backup_is_compared_before_it_is_restored() {
+    let image = luks2_image();
+    let backup = HeaderBackup::of_device(&MemoryDevice::new(image.clone())).unwrap();
+    let same = Replaced::Header { same_uuid: true, has_requirements: false };
+    assert_eq!(backup.compare(&MemoryDevice::new(image.clone())).unwrap(), same);
+    let device = RecordingDevice::new(image[..backup.bytes().len() - 512].to_vec());
+    assert!(matches!(backup.restore(&device), Err(RestoreError::DeviceTooSmall { .. })));
+    let device = MemoryDevice::zeroed((3 << 20) + 8192);
+    let options = with!(luks2_options(); kdf: cheap(KdfKind::Pbkdf2), data_offset: Some(2 << 20));
+    luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+    let other = RecordingDevice::new(device.to_vec());
+    assert!(matches!(backup.restore(&other), Err(RestoreError::OtherDataOffset { .. })));
+    assert!(device.to_vec() == other.to_vec() && other.log.lock().unwrap().is_empty());
+}
+
+#[test]
+fn tokens_that_do_not_exist_or_break_rules_change_nothing() {
+    let device = RecordingDevice::new(luks2_image());
+    let mut luks2 = luks2_of(&device);
+    for keyslot in [None, Some(0)] {
+        assert!(matches!(luks2.assign_token(&device, 3, keyslot), Err(EditError::TokenInactive(3))));
+        assert!(matches!(luks2.unassign_token(&device, 3, keyslot), Err(EditError::TokenInactive(3))));
+    }
+    for json in [r#"{"type":"clevis","keyslots":[]}"#, r#"{"type":"luks2-mine","keyslots":[]}"#] {
+        let refused = luks2.add_token(&device, None, json);
+        assert!(matches!(refused, Err(EditError::TokenType { .. })), "{refused:?}");
+    }
+    assert!(device.log.lock().unwrap().is_empty());
+}
+
+/// While an area moves, no keyslot is enabled whose area is being overwritten.
+#[test]
+fn enabled_keyslots_open_after_every_step_of_a_conversion() {
+    for (before, version) in [(luks1_volume(&[0, 1]), 2), (luks2_volume(&[0, 1]), 1)] {
+        let device = RecordingDevice::new(before.clone());
+        convert(&device, version).unwrap();
+        let log = device.log.lock().unwrap();
+        let present = MemoryDevice::new(before);
+        for (number, step) in log.iter().enumerate() {
+            let Step::Write { offset, data } = step else { continue };
+            present.write_all_at(data, *offset).unwrap();
+            let volume = Volume::load(&present).unwrap();
+            for keyslot in volume.active_keyslots() {
+                let options = with!(UnlockOptions::default(); keyslot: Some(keyslot));
+                let opens = |passphrase: &&[u8]| volume.unlock_key(&present, &secret(passphrase), &options).is_ok();
+                let has_opened = [&b"p0"[..], b"p1"].iter().any(opens);
+                assert!(has_opened, "to LUKS{version}: keyslot {keyslot} after step {number}");
+            }
+        }
+        // Copies of key material are durable before the header refers to them.
+        let steps = epochs_of(&log);
+        let has_area = |epoch: &&Vec<Range<u64>>| epoch.iter().any(|range| range.end - range.start == 32 * 4000);
+        // At last what no keyslot uses is overwritten.
+        let areas = steps[..steps.len() - 2].iter().filter(has_area);
+        assert!(areas.clone().count() > 3 && areas.clone().all(|epoch| epoch.len() == 1), "{steps:?}");
+    }
+}
+
+/// A partition table over a header is a question only if the header has damage.
+#[test]
+fn table_over_a_luks1_header_is_foreign_if_repairs_are_needed() {
+    let image = luks1_image();
+    let foreign =
+        |image: Vec<u8>| RepairPlan::new(&MemoryDevice::new(image)).unwrap().foreign().map(|found| found.name);
+    let with_table = |mut image: Vec<u8>| {
+        image[512..520].copy_from_slice(b"EFI PART");
+        image
+    };
+    let damaged = |mut image: Vec<u8>| {
+        image[72..78].copy_from_slice(b"SHA256");
+        image
+    };
+    assert_eq!(foreign(damaged(image.clone())), None);
+    assert_eq!(foreign(with_table(image.clone())), None);
+    assert_eq!(foreign(damaged(with_table(image))), Some("gpt"));
+}
+
+/// The header's second sector has bytes behind it, which are written again.
+#[test]
+fn repair_of_luks1_does_not_write_what_it_could_not_read() {
+    let mut image = luks1_image();
+    image[72..78].copy_from_slice(b"SHA256");
+    let plan = RepairPlan::new(&MemoryDevice::new(image.clone())).unwrap();
+    let device = Unreadable(RecordingDevice::new(image), 700..1024);
+    assert!(plan.execute(&device, false).is_err());
+    assert!(device.0.log.lock().unwrap().is_empty());
 }
 
 /// The first bytes tell that it is LUKS1.
@@ -232,6 +387,8 @@ fn parts_of_a_header_are_not_metadata_of_others_in_any_order() {
     let image = luks1_volume(&[0, 1]);
     for place in (0..8).map(|number| 4096 + number * AREA).chain([2 << 20]) {
         let mut image = image.clone();
+        // Random bytes would be no metadata anywhere.
+        image[place as usize..][..SECTOR as usize].fill(0);
         image[place as usize..][..8].copy_from_slice(b"MINE1234");
         assert_eq!(find(&image, 2), None, "at {place}");
     }
@@ -245,7 +402,9 @@ fn parts_of_a_header_are_not_metadata_of_others_in_any_order() {
     luks2.commit(&device, &text_of(map)).unwrap();
     let number = |field: &str| area[field].as_str().unwrap().parse::<usize>().unwrap();
     let mut image = device.to_vec();
-    image[number("offset") + number("size") - 512..][..8].copy_from_slice(b"MINE1234");
+    let last = number("offset") + number("size") - 512;
+    image[last..last + 512].fill(0);
+    image[last..][..8].copy_from_slice(b"MINE1234");
     assert_eq!(find(&image, 1), None);
 }
 
@@ -274,6 +433,16 @@ fn luks2_header_with_what_luks1_does_not_hold_is_named() {
             map["digests"]["0"]["hash"] = name;
         })
     };
+    let cipher = |name: &str| {
+        changed(&|map| {
+            map["keyslots"]["0"]["area"]["encryption"] = name.into();
+            map["segments"]["0"]["encryption"] = name.into();
+        })
+    };
+    let long = cipher(&format!("{}-cbc-plain64", "c".repeat(32)));
+    assert!(matches!(long, Err(ConvertError::TooLong("the cipher"))), "{long:?}");
+    let long = cipher(&format!("aes-{}", "c".repeat(32)));
+    assert!(matches!(long, Err(ConvertError::TooLong("the cipher mode"))), "{long:?}");
     // A field of 32 bytes ends with a zero.
     assert!(matches!(hash(32), Err(ConvertError::TooLong("the hash"))), "{:?}", hash(32));
     assert!(!matches!(hash(31), Err(ConvertError::TooLong(_))), "{:?}", hash(31));
@@ -402,6 +571,10 @@ fn luks1_keyslots_of_other_layouts_keep_their_places() {
     let mut image = with_damage(luks1_image());
     slot(&mut image, 7)[40..44].copy_from_slice(&offset((2 << 20) - AREA + SECTOR));
     assert_eq!(fields(&image), [(3, "offset"), (7, "offset")]);
+    // Nor within another one.
+    let mut image = with_damage(luks1_image());
+    slot(&mut image, 7)[40..44].copy_from_slice(&offset(4096 + 6 * AREA + SECTOR));
+    assert_eq!(fields(&image), [(3, "offset"), (7, "offset")]);
 }
 
 #[test]
@@ -449,13 +622,18 @@ fn keyslots_take_ciphers_that_inlock_has() {
     let device = RecordingDevice::new(luks2_image());
     let mut volume = Volume::load(&device).unwrap();
     let key = key_of(&volume, &device);
-    let new = with!(pbkdf2(); cipher: Some(("aes-xts-plain64".parse().unwrap(), 33)));
-    assert!(volume.add_keyslot(&device, &key, &secret(b"b"), &new).is_err());
+    for (cipher, len) in [("aes-xts-plain64", 33), ("cipher_null-ecb", 32)] {
+        let new = with!(pbkdf2(); cipher: Some((cipher.parse().unwrap(), len)));
+        assert!(volume.add_keyslot(&device, &key, &secret(b"b"), &new).is_err(), "{cipher}");
+    }
     assert!(device.log.lock().unwrap().is_empty());
     for len in [0, 513] {
         let refused = volume.add_unbound_keyslot(&device, &VolumeKey::zeroed(len), &secret(b"b"), &pbkdf2());
         assert!(matches!(refused, Err(EditError::InvalidOption { option: "key-size", .. })), "{refused:?}");
     }
+    // An area is encrypted like the data, though its key is shorter.
+    volume.add_unbound_keyslot(&device, &VolumeKey::zeroed(32), &secret(b"b"), &pbkdf2()).unwrap();
+    assert_eq!(map_of(&luks2_of(&device))["keyslots"]["1"]["area"]["key_size"], 64);
 }
 
 #[test]
