@@ -664,8 +664,8 @@ impl Running {
     ///
     /// # Errors
     /// Writes may be lost.
-    fn close(self: Box<Self>) -> anyhow::Result<()> {
-        let Self { stores, server, .. } = *self;
+    fn close(self) -> anyhow::Result<()> {
+        let Self { stores, server, .. } = self;
         stores.check_writes(server.stop().map_err(anyhow::Error::from))
     }
 }
