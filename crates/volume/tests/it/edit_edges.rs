@@ -471,7 +471,7 @@ fn keyslot_in_any_of_eight_places_leaves_room_for_the_others() {
     }
 }
 
-/// A header that LUKS2 does not take is refused before an area moves.
+/// A header that LUKS2 does not take is found before an area moves.
 #[test]
 fn luks1_header_that_luks2_does_not_take_is_refused_before_it_is_written() {
     let mut image = luks1_volume(&[7, 0]);
@@ -523,7 +523,7 @@ fn damaged_luks1_keyslot_without_a_key_is_as_new() {
 
 /// A keyslot with an odd flag holds a key unless too little of it is left.
 #[test]
-fn rest_of_a_luks1_keyslot_tells_whether_it_may_hold_a_key() {
+fn luks1_keyslot_with_an_odd_flag_holds_a_key_if_enough_is_left() {
     let good = luks1_image();
     let enabled = good[KEYSLOTS..][..40].to_vec();
     type Change = fn(&mut [u8]);

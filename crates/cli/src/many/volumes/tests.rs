@@ -260,7 +260,7 @@ fn clients_wait_for_a_volume_that_opens() {
     assert!(volumes.has_stopped_without_loss());
 }
 
-/// A volume that fails with options that were changed meanwhile is tried with the new ones.
+/// A volume that fails with options that the file no longer has is tried with the new ones.
 #[test]
 fn options_that_change_while_a_volume_opens_hold_for_its_client() {
     for key in [&[][..], &[1; 32]] {
