@@ -78,8 +78,8 @@ impl IntegrityDevice {
             resized.flags.set(Flags::RECALCULATING, true);
             // After a power cut the volume is to be opened with the same options.
             if check_superblock(&self.options, &resized).is_err() {
-                let reason = "tags with a key are not computed for new blocks, since the superblock has no MAC with a \
-                              key: the new blocks have to be wiped";
+                let reason = "tags with a key are computed for new blocks only if the superblock has a MAC with a key, \
+                              and there is no bitmap: the new blocks have to be wiped";
                 return Err(IntegrityError::option("size", reason));
             }
         }
@@ -93,6 +93,11 @@ impl IntegrityDevice {
         {
             let _no_step = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
             self.core.set_provided(sectors);
+            let mut state = self.recalculation.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(state) = state.as_mut() {
+                // Blocks that come later are to be computed, too.
+                state.next = state.next.min(self.core.blocks());
+            }
         }
         // Nothing is written behind the new end later: neither entries of the journal nor cached tags.
         match &self.journal {

@@ -302,3 +302,27 @@ fn volume_grows_as_far_as_its_tags_do() {
     assert!((before + 8..2 * LEN as u64 / 512).contains(&most), "{most}");
     assert!(resize(&stores, &open_options(Mode::Direct, &format), Some(most + 8)).is_err());
 }
+
+/// The new end comes before the place where the tags are computed, and goes again.
+#[test]
+fn blocks_of_an_interrupted_recalculation_are_computed_after_a_shrink() {
+    for mode in [Mode::Journal, Mode::Bitmap] {
+        let format = unkeyed(512);
+        let (data, _) = formatted(&format, LEN / 2, None);
+        let store = memory([data, vec![0x77; LEN]].concat());
+        let open = || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(mode, &format)).unwrap();
+        let device = open();
+        device.resize(None, NewBlocks::Recalculate).unwrap();
+        for _ in 0..2 {
+            assert!(!device.recalculate_step().unwrap(), "{mode:?}");
+        }
+        device.resize(Some(64), NewBlocks::Recalculate).unwrap();
+        let end = device.resize(None, NewBlocks::Recalculate).unwrap();
+        while !device.recalculate_step().unwrap() {}
+        device.close().unwrap();
+        let device = open();
+        for sector in 64..end {
+            assert_eq!(device.read(sector, &mut [0; 512], &mut []), Ok(()), "{mode:?} {sector}");
+        }
+    }
+}
