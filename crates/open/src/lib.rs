@@ -25,6 +25,7 @@
 
 pub mod any_cipher;
 pub mod backing;
+mod contents;
 pub mod device;
 pub mod durable;
 pub mod edit;

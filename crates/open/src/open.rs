@@ -12,6 +12,7 @@ use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
+use super::contents::{Authenticated, Contents, Encrypted, Lines, Raw};
 use super::device::{self, Device, OpenMode};
 use super::freshness::FreshnessCheck;
 use super::header::{Header, detached_header};
@@ -28,7 +29,7 @@ use super::removed_integrity;
 use super::secret::{self, Ask};
 use super::source::{KeyOptions, Luks, NoJournal, OpenOptions, VolumeType};
 use super::table::{self, Devices};
-use super::unlocked::{Contents, SCRUB, UnlockedVolume};
+use super::unlocked::{SCRUB, UnlockedVolume};
 use super::verity::{VerityDevices, VerityOptions};
 use super::verity_table::VerityStack;
 use super::zones;
@@ -120,13 +121,11 @@ fn unlock(
     }
     let mut locks = vec![lock::storage(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);
-    // As the header has them.
-    let mut cipher_names = Vec::new();
-    let contents = match &args.volume_type {
+    let contents: Box<dyn Contents> = match &args.volume_type {
         VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) | VolumeType::Verity(_) => {
             let whole = Segment::whole(None, DataUnitSize::SECTOR);
             args.policy.check_segments(&[whole]).map_err(against_policy(named(&data)))?;
-            Contents::Raw
+            Box::new(Raw)
         }
         VolumeType::Plain(plain) => {
             // Before a passphrase is asked for.
@@ -145,31 +144,14 @@ fn unlock(
             if plain.size.is_none() {
                 segments.iter_mut().for_each(|segment| segment.sectors = open_end(segment, data.len));
             }
-            Contents::Volume(segments, key)
+            warn_of_repeated_ivs(&segments, &data);
+            Box::new(Encrypted::new(segments, key, Vec::new()))
         }
-        VolumeType::Luks(luks) => {
-            let contents;
-            (contents, cipher_names) = unlock_luks(*luks, args, writing, provider, &data, &mut locks, &mut info)?;
-            contents
-        }
+        VolumeType::Luks(luks) => unlock_luks(*luks, args, writing, provider, &data, &mut locks, &mut info)?,
     };
-    if let Contents::Volume(segments, key) = &contents {
-        warn_of_repeated_ivs(segments, &data);
-        info.segments = segments.iter().map(|segment| SegmentInfo::of(segment, key.len())).collect();
-        for (segment, name) in info.segments.iter_mut().zip(cipher_names).filter(|(_, name)| name.is_some()) {
-            segment.cipher = name;
-        }
-        // A key that the cipher refuses is reported when the engine's device is made.
-        info.check = KeyCheck::new(segments, key).ok();
-    }
-    if let Contents::Authenticated(segment, key, _) = &contents {
-        // No table may use the device without its tags.
-        info.devices.clear();
-        info.segments = vec![SegmentInfo::of_authenticated(segment, key.len())];
-        info.check = KeyCheck::of_authenticated(key).ok();
-    }
+    contents.describe(&mut info);
     info.flags.add(&info.own_flags);
-    forbid_discards(context, &contents, &mut info);
+    forbid_discards(context, &*contents, &mut info);
     Ok(UnlockedVolume::new(context, vec![data], info, contents, locks))
 }
 
@@ -183,8 +165,8 @@ fn lock_part(data: &Device, segments: &[Segment], writing: bool) -> Result<Devic
 }
 
 /// A volume whose blocks an AEAD seals has no discards.
-fn forbid_discards(context: &Context, contents: &Contents, info: &mut VolumeInfo) {
-    if matches!(contents, Contents::Authenticated(..)) && std::mem::take(&mut info.flags.allow_discards) {
+fn forbid_discards(context: &Context, contents: &dyn Contents, info: &mut VolumeInfo) {
+    if !contents.has_discards() && std::mem::take(&mut info.flags.allow_discards) {
         context.warn(format_args!("{}: a volume with integrity protection has no discards", info.device.display()));
     }
 }
@@ -220,7 +202,7 @@ fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Resu
     volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))
 }
 
-/// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
+/// Unlocks a LUKS volume.
 fn unlock_luks(
     luks: Luks,
     args: &OpenOptions,
@@ -229,7 +211,7 @@ fn unlock_luks(
     data: &Device,
     locks: &mut Vec<DeviceLock>,
     info: &mut VolumeInfo,
-) -> Result<(Contents, Vec<Option<String>>)> {
+) -> Result<Box<dyn Contents>> {
     let device = detached_header(args, data)?;
     let detached = device.is_some();
     let device = device.unwrap_or_else(|| data.duplicate());
@@ -273,16 +255,18 @@ fn unlock_luks(
     };
     info.own_flags = if args.persistent { args.flags } else { unlocked.flags.into() };
     let cipher_names = header.volume.cipher_names();
-    let contents = match unlocked.authenticated {
-        None => Contents::Volume(unlocked.segments, unlocked.key),
+    Ok(match unlocked.authenticated {
+        None => {
+            warn_of_repeated_ivs(&unlocked.segments, data);
+            Box::new(Encrypted::new(unlocked.segments, unlocked.key, cipher_names))
+        }
         Some(segment) => {
             let no_journal = args.no_journal.is_some() || unlocked.flags.no_journal && !args.persistent;
             let freshness = args.freshness.as_ref().map(|args| FreshnessCheck::new(args.clone(), &header, luks));
             let opening = IntegrityOpening::of_segment(&segment, no_journal, args.journal, freshness);
-            Contents::Authenticated(segment, unlocked.key, opening)
+            Box::new(Authenticated { segment, key: unlocked.key, opening })
         }
-    };
-    Ok((contents, cipher_names))
+    })
 }
 
 /// Opens and locks the devices of a table.
@@ -312,7 +296,7 @@ fn open_table(context: &Context, table: Table, args: &OpenOptions, writing: bool
         flags,
         devices: devices.iter().map(Device::identity).collect(),
     };
-    Ok(UnlockedVolume::new(context, devices, info, Contents::Table(table, of_line), locks))
+    Ok(UnlockedVolume::new(context, devices, info, Box::new(Lines { table, of_line }), locks))
 }
 
 /// Opens and locks the devices of a table, and checks the superblock against it.
@@ -350,16 +334,13 @@ fn open_integrity_table(
         // No other table may use a device without its tags.
         devices: Vec::new(),
     };
-    let contents = match sealed {
-        None => Contents::Integrity(opening),
-        Some(SealedLine { segment, key, .. }) => {
-            info.segments = vec![SegmentInfo::of_authenticated(&segment, key.len())];
-            info.check = KeyCheck::of_authenticated(&key).ok();
-            Contents::Authenticated(segment, key, opening)
-        }
+    let contents: Box<dyn Contents> = match sealed {
+        None => Box::new(opening),
+        Some(SealedLine { segment, key, .. }) => Box::new(Authenticated { segment, key, opening }),
     };
+    contents.describe(&mut info);
     info.flags.add(&args.flags);
-    forbid_discards(context, &contents, &mut info);
+    forbid_discards(context, &*contents, &mut info);
     Ok(UnlockedVolume::new(context, std::iter::once(metadata).chain(data).collect(), info, contents, locks))
 }
 
@@ -384,7 +365,7 @@ fn open_integrity(
     let opening =
         IntegrityOpening { options, every, start: 0, freshness: None, line: None, direct: false, is_of_header: false };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
-    Ok(UnlockedVolume::new(context, data, info, Contents::Integrity(opening), devices.locks))
+    Ok(UnlockedVolume::new(context, data, info, Box::new(opening), devices.locks))
 }
 
 /// Opens and locks the devices of a dm-verity device, and checks its superblock. Its root hash is checked when it is
@@ -397,7 +378,7 @@ fn open_verity(context: &Context, verity: &VerityOptions, args: &OpenOptions) ->
     info.uuid.clone_from(&opening.uuid);
     info.hash = Some(opening.hash_name.clone());
     let data = std::iter::once(devices.data).chain(devices.hash).collect();
-    Ok(UnlockedVolume::new(context, data, info, Contents::Verity(opening), devices.locks))
+    Ok(UnlockedVolume::new(context, data, info, Box::new(opening), devices.locks))
 }
 
 /// Opens and locks the devices of a table with a hash tree. The root hash is checked when it is connected.
@@ -421,7 +402,7 @@ fn open_verity_table(context: &Context, table: VerityTable, args: &OpenOptions) 
     if std::mem::take(&mut info.flags.allow_discards) {
         context.warn(format_args!("{}: a device with a hash tree has no discards", info.device.display()));
     }
-    Ok(UnlockedVolume::new(context, devices, info, Contents::VerityTable(Box::new(stack)), locks))
+    Ok(UnlockedVolume::new(context, devices, info, Box::new(stack), locks))
 }
 
 /// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.

@@ -6,11 +6,11 @@ use inlock_engine::{self as engine, CryptMapping};
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{Segment, Table};
 
+use super::contents::content_of;
 use super::device;
 use super::info::SegmentInfo;
 use super::key_check::KeyCheck;
 use super::table;
-use super::unlocked::content_of;
 
 /// Changes to a running volume by a table.
 pub struct Reloaded {
