@@ -25,6 +25,25 @@ pub struct RunningVolume<'a> {
     pub device: &'a engine::Device,
 }
 
+/// Longest part in sectors that is wiped at a time, in seconds on a slow disk: other commands wait meanwhile.
+const WIPE_STEP: u64 = (256 << 20) / 512;
+
+/// Length of a volume that was resized, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// The length now.
+    pub len: u64,
+    /// The length that it is to have. If it is another one, the volume is to be resized again: new blocks are wiped in
+    /// steps.
+    pub wanted: u64,
+}
+
+impl Resized {
+    fn whole(len: u64) -> Self {
+        Self { len, wanted: len }
+    }
+}
+
 /// What replaces the table of a running volume.
 pub enum NewTable {
     /// Other lines.
@@ -54,12 +73,12 @@ pub trait Layer: Send + Sync {
         Ok(device.set_key(key)?)
     }
 
-    /// Gives the volume a length of `sectors`, or that of its devices, and returns it in bytes.
+    /// Gives the volume a length of `sectors`, or that of its devices.
     ///
     /// # Errors
     ///
     /// Names the reason why a volume of this kind is not resized; [`ErrorKind::Length`] if the length does not fit.
-    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<u64>;
+    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<Resized>;
 
     /// Judges a table that is to replace that of the volume. Nothing is changed yet.
     ///
@@ -96,14 +115,14 @@ pub trait Layer: Send + Sync {
 pub struct Mapped;
 
 impl Layer for Mapped {
-    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, _: NewBlocks) -> Result<u64> {
+    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, _: NewBlocks) -> Result<Resized> {
         match sectors {
-            None => Ok(volume.device.grow()?),
+            None => Ok(Resized::whole(volume.device.grow()?)),
             Some(_) if volume.device.zone_limits().is_some() => {
                 let text = format!("Volume {} has zones, and cannot end within them.", volume.name);
                 Err(Error::new(ErrorKind::ZonesResize, text))
             }
-            Some(sectors) => volume.device.set_len(bytes_of(sectors)?).map_err(cannot_resize),
+            Some(sectors) => volume.device.set_len(bytes_of(sectors)?).map(Resized::whole).map_err(cannot_resize),
         }
     }
 
@@ -124,19 +143,23 @@ pub(crate) struct Tagged {
 }
 
 impl Layer for Tagged {
-    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<u64> {
+    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<Resized> {
         if self.is_of_table {
             let text = format!("Volume {} has the length of its table.", volume.name);
             return Err(Error::new(ErrorKind::TableResize, text));
         }
-        let sectors = self.integrity.planned_len(sectors, new_blocks)?;
+        let wanted = self.integrity.planned_len(sectors, new_blocks)?;
+        let sectors = match new_blocks {
+            NewBlocks::Wipe => wanted.min(self.integrity.device.layout().provided_data_sectors + WIPE_STEP),
+            _ => wanted,
+        };
         let len = bytes_of(sectors)?;
         if len < volume.device.len() {
             // Before the volume: no request may run beyond its new end.
             volume.device.set_len(len)?;
         }
         self.integrity.resize(sectors, new_blocks)?;
-        Ok(volume.device.set_len(len)?)
+        Ok(Resized { len: volume.device.set_len(len)?, wanted: bytes_of(wanted)? })
     }
 
     fn accept_table(&self, _: &Context, volume: RunningVolume<'_>, table: AnyTable) -> Result<NewTable> {
@@ -197,7 +220,7 @@ impl Layer for Sealed {
         Ok(self.store.set_sealing(sealing).map_err(std::io::Error::from)?)
     }
 
-    fn resize(&self, _: RunningVolume<'_>, _: Option<u64>, _: NewBlocks) -> Result<u64> {
+    fn resize(&self, _: RunningVolume<'_>, _: Option<u64>, _: NewBlocks) -> Result<Resized> {
         let text = "Resize of LUKS2 device with integrity protection is not supported.";
         Err(Error::new(ErrorKind::SealedResize, text))
     }
@@ -244,7 +267,7 @@ impl Layer for Verified {
         Err(Error::new(ErrorKind::StackSuspend, text))
     }
 
-    fn resize(&self, volume: RunningVolume<'_>, _: Option<u64>, _: NewBlocks) -> Result<u64> {
+    fn resize(&self, volume: RunningVolume<'_>, _: Option<u64>, _: NewBlocks) -> Result<Resized> {
         let text = format!("Volume {} has a hash tree, which fixes its length.", volume.name);
         Err(Error::new(ErrorKind::TreeResize, text))
     }

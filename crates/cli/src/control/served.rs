@@ -23,7 +23,7 @@ use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
 use crate::ui::print::warn;
 use inlock_open::key_check::KeyCheck;
-use inlock_open::layer::{Layer, NewTable, RunningVolume};
+use inlock_open::layer::{Layer, NewTable, Resized, RunningVolume};
 use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
@@ -131,7 +131,7 @@ impl ServedVolume {
             "resume" => self.resume(pipe)?,
             "reload" => self.reload(pipe)?,
             "refresh" => self.refresh(request)?,
-            "resize" => self.resize(request)?,
+            "resize" => return self.resize(request),
             "cancel_deferred" => self.hooks.cancel_deferred()?,
             _ => return Err(CliError::usage(format!("The process does not know the command '{command}'."))),
         }
@@ -231,7 +231,7 @@ impl ServedVolume {
     }
 
     /// Gives the volume a length in sectors, or grows it to the current length of the underlying device.
-    fn resize(&self, request: &Value) -> anyhow::Result<()> {
+    fn resize(&self, request: &Value) -> Reply {
         let name = self.info().name.clone();
         if self.device.is_suspended() {
             // The kernel may wait for suspended requests, and resuming them would wait for this command.
@@ -242,9 +242,10 @@ impl ServedVolume {
         }
         let new_blocks = if request["wipe"] == true { NewBlocks::Wipe } else { NewBlocks::Recalculate };
         let volume = RunningVolume { name: &name, device: &self.device };
-        let len = self.layer.resize(volume, request["sectors"].as_u64(), new_blocks)?;
+        let Resized { len, wanted } = self.layer.resize(volume, request["sectors"].as_u64(), new_blocks)?;
         // Even if it has not grown: an earlier announcement may have failed.
-        self.hooks.resized(len)
+        self.hooks.resized(len)?;
+        Ok(Map::from_iter([("sectors".to_owned(), (len / 512).into()), ("wanted".to_owned(), (wanted / 512).into())]))
     }
 
     /// Restores the key, if it was wiped, and resumes I/O.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
@@ -15,7 +15,9 @@ use crate::control::client::Client;
 use crate::control::name::Name;
 use crate::error::CliError;
 use crate::host::context;
-use crate::ui::progress::Show;
+use crate::system::signals;
+use crate::ui::print::print_stderr;
+use crate::ui::progress::{Progress, Show};
 use inlock_open::device::OpenMode;
 use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
 use inlock_open::integrity_options::IntegrityOptions;
@@ -32,6 +34,36 @@ pub(super) struct ResizeArgs {
 }
 
 impl ResizeArgs {
+    /// Lets the process of an open volume resize it; new blocks are wiped in steps.
+    fn resize_running(&self, name: &Name) -> anyhow::Result<()> {
+        let command = json!({"command": "resize", "sectors": self.sectors, "wipe": self.fill.is_some()});
+        let step = || -> anyhow::Result<(u64, u64)> {
+            let reply = Client::of(name)?.command(&command, None)?;
+            let sectors = |field: &str| reply.get(field).and_then(Value::as_u64).unwrap_or(0);
+            Ok((sectors("sectors"), sectors("wanted")))
+        };
+        let (mut len, mut wanted) = step()?;
+        if len == wanted {
+            return Ok(());
+        }
+        let caught = signals::catch()?;
+        let mut progress = Progress::start(self.show, &self.image, Some((wanted - len) * 512), false);
+        while len < wanted {
+            if let Some(signal) = caught.take() {
+                drop(progress);
+                print_stderr(format_args!(
+                    "Resize interrupted at {len} sectors. Run the command again to continue it."
+                ));
+                return Err(CliError::Interrupted(signal).into());
+            }
+            let before = len;
+            (len, wanted) = step()?;
+            progress.add(len.saturating_sub(before) * 512);
+        }
+        progress.finish();
+        Ok(())
+    }
+
     pub(super) fn new(options: &Options, image: PathBuf) -> anyhow::Result<Self> {
         Ok(Self {
             image,
@@ -43,16 +75,14 @@ impl ResizeArgs {
     }
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
-        if let Some(mut running) = running(&self.image) {
+        if let Some(name) = running(&self.image) {
             if self.fill == Some(Fill::Marks) {
                 return Err(CliError::refused(
                     "Option --integrity-lazy is not possible while the volume is open.",
                     "use --wipe, or leave it out: the tags of new blocks are computed",
                 ));
             }
-            let wipe = self.fill.is_some();
-            let command = json!({"command": "resize", "sectors": self.sectors, "wipe": wipe});
-            return running.command(&command, None).map(drop);
+            return self.resize_running(&name);
         }
         let devices =
             IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
@@ -74,8 +104,9 @@ impl ResizeArgs {
     }
 }
 
-/// Returns the running volume that is named in place of a device, as integritysetup names it.
-fn running(image: &Path) -> Option<Client> {
+/// Returns the name of a running volume that is given in place of a device, as integritysetup names it.
+fn running(image: &Path) -> Option<Name> {
     let name = image.to_str().filter(|name| !name.contains('/') && !image.exists())?;
-    Client::of(&Name::new(name).ok()?).ok()
+    let name = Name::new(name).ok()?;
+    Client::of(&name).is_ok().then_some(name)
 }
