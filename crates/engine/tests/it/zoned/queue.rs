@@ -204,7 +204,8 @@ fn writes_come_in_the_order_of_their_submission() {
 fn without_order_writes_come_out_of_order() {
     for (workers, offloaded) in [(4, false), (1, true), (4, true)] {
         let way = Way { workers, offloaded, ordered: false };
-        let error = run(way, 20_000).expect_err("no queue keeps the order");
+        // On busy CPUs one thread may do all the work for a while, which keeps an order by chance.
+        let error = (0..100).find_map(|_| run(way, 20_000).err()).expect("no queue keeps the order");
         println!("{way:?}: {error}");
     }
 }
