@@ -25,8 +25,8 @@ pub struct RunningVolume<'a> {
     pub device: &'a engine::Device,
 }
 
-/// Longest part in sectors that is wiped at a time, in seconds on a slow disk: other commands wait meanwhile.
-const WIPE_STEP: u64 = (256 << 20) / 512;
+/// Longest part in sectors that is wiped at a time, within a minute on a slow disk: other commands wait meanwhile.
+const WIPE_STEP: u64 = (32 << 20) / 512;
 
 /// Length of a volume that was resized, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -88,7 +88,8 @@ impl IntegrityDevice {
         // Tags that are to be computed again need not match.
         let check = check.filter(|_| !self.options.recalculate);
         let sections = StoredSections::new(&self.core, &codec, &superblock);
-        let sections = StoredSections { check, ..sections }.salvaging(self.options.salvage_journal);
+        let sections = StoredSections { check, recalculates: self.options.recalculate, ..sections }
+            .salvaging(self.options.salvage_journal);
         if self.options.read_only {
             // With a bitmap in its place there is no journal.
             let entries = if was_dirty { HashMap::new() } else { StoredJournal::load(&sections)? };

@@ -73,7 +73,9 @@ impl IntegrityDevice {
         let finished = end == self.core.blocks();
         if !by_bitmap || finished {
             self.update_superblock(|superblock| {
-                superblock.recalc_sector = end * layout.sectors_per_block();
+                // A resize may not have stored its length yet.
+                let reached = end * layout.sectors_per_block();
+                superblock.recalc_sector = reached.min(superblock.provided_data_sectors);
                 superblock.flags.set(Flags::RECALCULATING, !finished);
             })?;
         }

@@ -23,6 +23,9 @@ pub(crate) struct StoredSections<'a> {
     pub(super) check: Option<EntryCheck<'a>>,
     /// Whether what is damaged is left out.
     pub(super) salvages: bool,
+    /// Whether all tags are computed again: an entry that lies behind the end of a volume that was longer has none to
+    /// be recognized by.
+    pub(super) recalculates: bool,
     /// Whether a power cut may have left a bitmap in the journal's place.
     pub(super) may_be_bitmap: bool,
 }
@@ -45,7 +48,7 @@ impl<'a> StoredSections<'a> {
     pub(crate) fn new(core: &'a Core, codec: &'a JournalCodec, superblock: &Superblock) -> Self {
         // The state between the change from a bitmap to a journal and the first step of the recalculation.
         let may_be_bitmap = superblock.is_recalculating() && superblock.recalc_sector == 0;
-        Self { core, codec, check: None, salvages: false, may_be_bitmap }
+        Self { core, codec, check: None, salvages: false, recalculates: false, may_be_bitmap }
     }
 
     /// Leaves out what is damaged, if `salvages`.
@@ -156,7 +159,7 @@ impl<'a> StoredSections<'a> {
             let is_behind = sector >= layout.provided_data_sectors;
             let check = self.check.filter(|_| entries == Entries::Checked);
             if !sector.is_multiple_of(layout.sectors_per_block())
-                || is_behind && !layout.journal.has_mac && self.check.is_none()
+                || is_behind && !layout.journal.has_mac && self.check.is_none() && !self.recalculates
             {
                 self.leave_out(JournalDamage::Position { section, entry })?;
             } else if check.is_some_and(|check| {

@@ -5,10 +5,12 @@ use crate::support::{Numbers, fill, formatted, hash, memory, open_options};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, NewBlocks, OpenOptions, ReadError, Stores, resize};
-use inlock_testing::{Call, Log, ScriptedStore, Step, Verdict};
+use inlock_testing::{Call, Gate, Log, ScriptedStore, Step, Verdict};
+use inlock_tests::wait::eventually;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const LEN: usize = 1 << 20;
 
@@ -324,5 +326,58 @@ fn blocks_of_an_interrupted_recalculation_are_computed_after_a_shrink() {
         for sector in 64..end {
             assert_eq!(device.read(sector, &mut [0; 512], &mut []), Ok(()), "{mode:?} {sector}");
         }
+    }
+}
+
+/// A recalculation of an earlier resize goes on while new blocks are wiped: the superblock is valid at every step.
+#[test]
+fn recalculation_beside_a_wipe_stays_within_the_stored_length() {
+    let format = unkeyed(512);
+    let (data, _) = formatted(&format, LEN / 2, None);
+    let (held, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(Gate::default()));
+    let (is_held, passed) = (held.clone(), gate.clone());
+    let store = memory([data, vec![0; 5 * LEN]].concat());
+    let script = move |call: Call<'_>| {
+        // Not of the first part, whose blocks are locked until it is written.
+        let is_late = matches!(call, Call::Write { offset, .. } if offset > 4 * LEN as u64);
+        if is_late && is_held.load(Ordering::SeqCst) {
+            passed.pass();
+        }
+        Verdict::Pass
+    };
+    let stores = Stores::interleaved(Arc::new(ScriptedStore::new(store.clone(), script)));
+    let device = IntegrityDevice::open(stores, open_options(Mode::Direct, &format)).unwrap();
+    let old = device.resize(Some(1200), NewBlocks::Recalculate).unwrap();
+    gate.close();
+    held.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let wiping = scope.spawn(|| device.resize(None, NewBlocks::Wipe).unwrap());
+        eventually("the wipe waits", || gate.waiting(), |waiting| *waiting > 0);
+        // Farther than the old end; the new one is not stored.
+        for _ in 0..6 {
+            device.recalculate_step().unwrap();
+        }
+        let image = memory(store.contents());
+        let cut = IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Direct, &format)).unwrap();
+        assert_eq!(cut.layout().provided_data_sectors, old);
+        gate.open();
+        assert!(wiping.join().unwrap() > old);
+    });
+}
+
+/// Entries of blocks that are no longer there are in the journal until others are written over them.
+#[test]
+fn shorter_volume_is_recalculated() {
+    let format = unkeyed(512);
+    let (data, _) = formatted(&format, LEN, None);
+    let store = memory(data);
+    let open = |options| IntegrityDevice::open(Stores::interleaved(store.clone()), options);
+    let device = open(open_options(Mode::Journal, &format)).unwrap();
+    device.write(1000, &[7; 512], &[]).unwrap();
+    device.flush().unwrap();
+    device.resize(Some(64), NewBlocks::Recalculate).unwrap();
+    device.close().unwrap();
+    for recalculate in [false, true] {
+        open(OpenOptions { recalculate, ..open_options(Mode::Journal, &format) }).unwrap();
     }
 }

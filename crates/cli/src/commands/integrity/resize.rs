@@ -36,6 +36,10 @@ pub(super) struct ResizeArgs {
 impl ResizeArgs {
     /// Lets the process of an open volume resize it; new blocks are wiped in steps.
     fn resize_running(&self, name: &Name) -> anyhow::Result<()> {
+        if Client::of(name)?.status()?.info.kind != "INTEGRITY" {
+            let message = format!("Volume {name} is not a volume of dm-integrity.");
+            return Err(CliError::refused(message, "run `inlock resize NAME`"));
+        }
         let command = json!({"command": "resize", "sectors": self.sectors, "wipe": self.fill.is_some()});
         let step = || -> anyhow::Result<(u64, u64)> {
             let reply = Client::of(name)?.command(&command, None)?;
