@@ -358,9 +358,9 @@ fn recalculation_beside_a_wipe_stays_within_the_stored_length() {
             device.recalculate_step().unwrap();
         }
         let image = memory(store.contents());
-        let cut = IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Direct, &format)).unwrap();
-        assert_eq!(cut.layout().provided_data_sectors, old);
+        let cut = IntegrityDevice::open(Stores::interleaved(image), open_options(Mode::Direct, &format));
         gate.open();
+        assert_eq!(cut.unwrap().layout().provided_data_sectors, old);
         assert!(wiping.join().unwrap() > old);
     });
 }
