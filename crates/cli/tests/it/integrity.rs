@@ -212,6 +212,11 @@ fn long_wipe_of_an_open_volume_reaches_its_end() {
     assert!(server.connect().read(size - 4096, 4096).unwrap().iter().all(|byte| *byte == 0));
     run.call(&["close", "data"]).works();
     server.ended();
+    // Nothing of the option is left out silently.
+    let raw = Named::start(&run, "raw", &["--type", "raw", &image]);
+    let refused = run.call(&["integrity", "resize", "raw", "--wipe"]);
+    refused.fails(1, &["Volume raw is not a volume of dm-integrity.", "hint: run `inlock resize NAME`"]);
+    drop(raw);
 }
 
 /// Returns the sectors that a volume has by its superblock.

@@ -36,7 +36,7 @@ pub(super) struct ResizeArgs {
 impl ResizeArgs {
     /// Lets the process of an open volume resize it; new blocks are wiped in steps.
     fn resize_running(&self, name: &Name) -> anyhow::Result<()> {
-        if Client::of(name)?.status()?.info.kind != "INTEGRITY" {
+        if Client::of(name)?.status()?.integrity.is_none() {
             let message = format!("Volume {name} is not a volume of dm-integrity.");
             return Err(CliError::refused(message, "run `inlock resize NAME`"));
         }
