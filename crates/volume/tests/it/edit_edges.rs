@@ -1,13 +1,14 @@
 //! Edges of edits, conversions, restores and repairs: first and last numbers, exact lengths, and what stays as it was.
 
 use crate::conversions::{convert, luks1_volume, luks2_volume, opening};
+use crate::edit_steps::{self, key_of, luks2_of, pbkdf2};
 use crate::power_cut::{FailingDevice, RecordingDevice, Step};
 use crate::support::{
     PASSPHRASE, chain, cheap, luks1_image, luks1_options, luks2_image, luks2_options, map_of, secret, text_of, with,
 };
 use inlock_volume::{
-    Conversion, ConvertError, EditError, HeaderBackup, HeaderDevice, KdfKind, KeyslotStatus, MemoryDevice, NewKeyslot,
-    Repair, RepairError, RepairPlan, Replaced, RestoreError, UnlockOptions, Volume, VolumeKey, luks1, luks2,
+    Conversion, ConvertError, EditError, HeaderBackup, HeaderDevice, KdfKind, KeyslotStatus, MemoryDevice, Repair,
+    RepairError, RepairPlan, Replaced, RestoreError, UnlockOptions, Volume, VolumeKey, luks1, luks2,
 };
 use std::io;
 use std::ops::Range;
@@ -19,33 +20,9 @@ const KEYSLOT: usize = 48;
 /// Length of an area of a key of 256 bits.
 const AREA: u64 = 128 << 10;
 
-fn pbkdf2() -> NewKeyslot {
-    with!(NewKeyslot::default(); kdf: cheap(KdfKind::Pbkdf2))
-}
-
-fn key_of(volume: &Volume, device: &dyn HeaderDevice) -> VolumeKey {
-    volume.unlock_key(device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap().1
-}
-
-fn luks2_of(device: &dyn HeaderDevice) -> luks2::Luks2 {
-    let Ok(Volume::Luks2(luks2)) = Volume::load(device) else { panic!("not LUKS2") };
-    *luks2
-}
-
 /// Returns the ranges that are written between two syncs.
 fn epochs(device: &RecordingDevice) -> Vec<Vec<Range<u64>>> {
-    epochs_of(&device.log.lock().unwrap())
-}
-
-fn epochs_of(log: &[Step]) -> Vec<Vec<Range<u64>>> {
-    let ranges = |epoch: &[Step]| {
-        let range = |step: &Step| match step {
-            Step::Write { offset, data } => *offset..*offset + data.len() as u64,
-            Step::Sync => unreachable!("split at syncs"),
-        };
-        epoch.iter().map(range).collect()
-    };
-    log.split(|step| matches!(step, Step::Sync)).map(ranges).collect()
+    edit_steps::epochs(&device.log.lock().unwrap())
 }
 
 /// Returns a LUKS1 header that cannot be loaded: keyslot 3 has no place.
@@ -317,7 +294,7 @@ fn enabled_keyslots_open_after_every_step_of_a_conversion() {
             }
         }
         // Copies of key material are durable before the header refers to them.
-        let steps = epochs_of(&log);
+        let steps = edit_steps::epochs(&log);
         let has_area = |epoch: &&Vec<Range<u64>>| epoch.iter().any(|range| range.end - range.start == 32 * 4000);
         // At last what no keyslot uses is overwritten.
         let areas = steps[..steps.len() - 2].iter().filter(has_area);

@@ -22,21 +22,21 @@ const AREAS: u64 = 32 << 10;
 /// Number of LUKS1's field with the offset of keyslot 0, and of its length.
 const KEYSLOTS: usize = 208;
 
-fn pbkdf2() -> NewKeyslot {
+pub(crate) fn pbkdf2() -> NewKeyslot {
     with!(NewKeyslot::default(); kdf: cheap(KdfKind::Pbkdf2))
 }
 
-fn key_of(volume: &Volume, device: &dyn HeaderDevice) -> VolumeKey {
+pub(crate) fn key_of(volume: &Volume, device: &dyn HeaderDevice) -> VolumeKey {
     volume.unlock_key(device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap().1
 }
 
-fn luks2_of(device: &dyn HeaderDevice) -> luks2::Luks2 {
+pub(crate) fn luks2_of(device: &dyn HeaderDevice) -> luks2::Luks2 {
     let Ok(Volume::Luks2(luks2)) = Volume::load(device) else { panic!("not LUKS2") };
     *luks2
 }
 
 /// Returns the ranges that are written between two syncs.
-fn epochs(log: &[Step]) -> Vec<Vec<Range<u64>>> {
+pub(crate) fn epochs(log: &[Step]) -> Vec<Vec<Range<u64>>> {
     let ranges = |epoch: &[Step]| {
         epoch
             .iter()
