@@ -2,8 +2,9 @@
 
 use inlock_volume::table::Table;
 
-use crate::included::{line, pipe};
 use crate::table::check_table;
+use inlock_serve::control::line;
+use inlock_serve::pipe;
 
 /// Maximum number of bytes received at a time.
 const PIECE_MAX: usize = 1024;
@@ -26,7 +27,7 @@ fn requests(bytes: &[u8], piece: usize) {
     let mut taken = 0;
     for piece in bytes.chunks(piece) {
         lines.push(piece);
-        while let Some(one) = lines.next() {
+        while let Some(one) = lines.next_line() {
             assert_eq!(&bytes[taken..taken + one.len()], one, "a line is what was sent");
             assert_eq!(one.iter().position(|byte| *byte == b'\n'), Some(one.len() - 1), "a line is one line");
             assert!(one.len() <= line::LINE_MAX + PIECE_MAX, "a line of {} bytes", one.len());
@@ -54,8 +55,8 @@ fn request(one: &[u8]) {
 fn answer(bytes: &[u8]) {
     match line::answer(bytes) {
         Ok(Some(line::Answer::Done(fields))) => assert!(!fields.contains_key("ok")),
-        Ok(Some(line::Answer::Failed(message, hint, _))) => {
-            let longest = message.len().max(hint.map_or(0, |hint| hint.len()));
+        Ok(Some(line::Answer::Failed(told))) => {
+            let longest = told.message.len().max(told.hint.map_or(0, |hint| hint.len()));
             assert!(longest <= bytes.len(), "a message longer than the answer");
         }
         Ok(None) => {}

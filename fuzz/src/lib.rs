@@ -8,7 +8,6 @@
 mod control;
 mod device;
 mod headers;
-mod included;
 // The netlink parser is private to the NBD server, and compiled here from its own file.
 #[allow(dead_code, reason = "the target calls what reads")]
 #[path = "../../crates/frontend/src/nbd/netlink.rs"]

@@ -14,7 +14,7 @@ use crate::metadata::cargo;
 use crate::target_dir;
 
 /// Libraries whose API is listed.
-const LIBRARIES: [&str; 11] = [
+const LIBRARIES: [&str; 12] = [
     "inlock-cipher",
     "inlock-volume",
     "inlock-engine",
@@ -26,6 +26,7 @@ const LIBRARIES: [&str; 11] = [
     "inlock-rbd-store",
     "inlock-afalg",
     "inlock-open",
+    "inlock-serve",
 ];
 
 /// Where the listings are.

@@ -5,6 +5,7 @@
 //! failure, followed by its causes; a hint says in the imperative what to do.
 
 mod kinds;
+mod running;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use inlock_nbd_store::OpenError;
 use inlock_open::{Error, ErrorKind};
 use inlock_rbd_store::OpenError as ImageError;
+use inlock_serve::Told;
 use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
 
 /// An exit status.
@@ -57,18 +59,6 @@ pub(crate) enum CliError {
     PolicyOfNew { error: PolicyError },
     #[error("Device {} is too small.", .path.display())]
     TooSmall { path: PathBuf, len: u64, needed: u64 },
-    #[error("Address {address} is in use.")]
-    AddressInUse { address: String },
-    #[error("Device {name} already exists.")]
-    NameInUse { name: String, pid: Option<u32> },
-    #[error("Device {} is still in use: {by}.", .node.display())]
-    Held { node: PathBuf, by: String },
-    #[error("Device {name} is not active.")]
-    Inactive { name: String },
-    #[error("The process serving {name} has died.")]
-    Gone { name: String },
-    #[error("The process serving {name} does not respond.")]
-    Unreachable { name: String, pid: u32 },
     #[error("Nothing to read on input.")]
     NothingToRead,
     /// Message, hint and status, such as those of another process of Inlock.
@@ -115,10 +105,7 @@ impl CliError {
     fn status(&self) -> Status {
         match self {
             Self::Declined(_) => Status::Permission,
-            Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::PolicyOfNew { error } => status_of_policy(error),
-            Self::AddressInUse { .. } | Self::NameInUse { .. } => Status::Busy,
-            Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Remote(_, _, status) | Self::Silent(status) => *status,
             _ => Status::Wrong,
         }
@@ -133,21 +120,10 @@ impl CliError {
             Self::TooSmall { path, len, needed } => {
                 format!("enlarge it from {len} to at least {needed} bytes: truncate -s SIZE {}", path.display())
             }
-            Self::NameInUse { pid: Some(pid), .. } => {
-                format!("choose another name, or close it (process {pid}); run `inlock list` to see all")
-            }
             Self::PolicyOfNew { error } => {
                 return hint_of_policy(error).map(|hint| hint.replace("to open it", "to create it"));
             }
-            Self::Held { .. } => "stop it first, or use `inlock close --deferred`".to_owned(),
-            Self::Inactive { .. } => "run `inlock list` to see active volumes".to_owned(),
-            Self::Gone { name } => format!("run `inlock close {name}` to clean up"),
-            Self::Unreachable { pid: 0, .. } => {
-                "wait until it has started; it may be asking for a passphrase".to_owned()
-            }
-            Self::Unreachable { pid, .. } => format!("check process {pid}; it may be stopped, or wait for a disk"),
             Self::Remote(_, hint, _) => return hint.clone(),
-            Self::AddressInUse { .. } => "stop the server that listens there, or use another address".to_owned(),
             _ => return None,
         })
     }
@@ -155,7 +131,8 @@ impl CliError {
 
 /// Names the action in an error for a wrong command line, whose hint is then the help of that action.
 pub(crate) fn in_action(mut error: anyhow::Error, name: Option<&'static str>) -> anyhow::Error {
-    if kind_of(&error).is_some_and(kinds::is_of_command_line) {
+    let is_wrong_request = running_error(&error).is_some_and(running::is_of_command_line);
+    if is_wrong_request || kind_of(&error).is_some_and(kinds::is_of_command_line) {
         return CliError::Usage { text: message_of(&error), action: name }.into();
     }
     if let Some(CliError::Usage { action, .. }) = error.downcast_mut() {
@@ -170,7 +147,10 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
     if let Some(own) = error.downcast_ref::<CliError>() {
         return own.status();
     }
-    if let Some(status) = error.downcast_ref::<Error>().and_then(kinds::status) {
+    if let Some(status) = running_error(error).and_then(running::status) {
+        return status;
+    }
+    if let Some(status) = opening_error(error).and_then(kinds::status) {
         return status;
     }
     for cause in causes(error) {
@@ -194,13 +174,24 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
 
 /// Returns the error of the command in a chain, also if the library has passed it on.
 pub(crate) fn own_error(error: &anyhow::Error) -> Option<&CliError> {
-    let passed = || error.downcast_ref::<Error>().and_then(Error::cause).and_then(|cause| cause.downcast_ref());
+    let passed = || opening_error(error).and_then(Error::cause).and_then(|cause| cause.downcast_ref());
     error.downcast_ref().or_else(passed)
 }
 
 /// Returns what has happened in the library. `None`: it is an error of the command.
 pub(crate) fn kind_of(error: &anyhow::Error) -> Option<ErrorKind> {
-    error.downcast_ref().map(Error::kind)
+    opening_error(error).map(Error::kind)
+}
+
+/// Returns the error of a running volume.
+pub(crate) fn running_error(error: &anyhow::Error) -> Option<&inlock_serve::Error> {
+    error.downcast_ref()
+}
+
+/// Returns the error of opening a volume, also if a running one passes it on.
+fn opening_error(error: &anyhow::Error) -> Option<&Error> {
+    let passed = || running_error(error)?.wrapped()?.downcast_ref();
+    error.downcast_ref().or_else(passed)
 }
 
 /// Returns all errors of a chain, also those whose text is that of the error above.
@@ -208,7 +199,9 @@ fn causes(error: &anyhow::Error) -> Vec<&(dyn std::error::Error + 'static)> {
     let mut causes = Vec::new();
     for cause in error.chain() {
         causes.push(cause);
-        if let Some(told) = cause.downcast_ref::<Error>().and_then(Error::cause) {
+        let wrapped = cause.downcast_ref().and_then(inlock_serve::Error::wrapped);
+        causes.extend(wrapped);
+        if let Some(told) = wrapped.unwrap_or(cause).downcast_ref::<Error>().and_then(Error::cause) {
             causes.push(told);
         }
     }
@@ -239,7 +232,8 @@ fn status_of_io(error: &io::Error) -> Option<Status> {
 /// Returns the hint of an error.
 pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     let own = error.downcast_ref::<CliError>().and_then(CliError::hint);
-    let own = own.or_else(|| error.downcast_ref::<Error>().and_then(kinds::hint));
+    let own = own.or_else(|| running_error(error).and_then(running::hint));
+    let own = own.or_else(|| opening_error(error).and_then(kinds::hint));
     own.or_else(|| causes(error).into_iter().find_map(hint_of_volume).map(ToOwned::to_owned))
 }
 
@@ -388,6 +382,12 @@ fn status_of_policy(error: &PolicyError) -> Status {
     }
 }
 
+/// Returns what the client of a control command is told about an error.
+pub(crate) fn told(error: &anyhow::Error) -> Told {
+    let code = running_error(error).and_then(inlock_serve::Error::code).map(str::to_owned);
+    Told { message: message_of(error), hint: hint_of(error), exit: status_of(error) as u8, code }
+}
+
 /// Returns an error and its causes as one line.
 pub(crate) fn message_of(error: &anyhow::Error) -> String {
     inlock_open::error::message_of(error.as_ref())
@@ -398,6 +398,7 @@ mod tests {
     use super::*;
     use anyhow::anyhow;
     use inlock_open::error::cannot_open;
+    use inlock_serve::Error as Running;
 
     fn of_kind(kind: ErrorKind) -> anyhow::Error {
         Error::new(kind, "x").into()
@@ -422,10 +423,14 @@ mod tests {
             (of_kind(ErrorKind::HeaderLocked), Status::Busy),
             (of_kind(ErrorKind::InUse), Status::Busy),
             (CliError::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
-            (CliError::NameInUse { name: "x".to_owned(), pid: None }.into(), Status::Busy),
-            (CliError::Inactive { name: "x".to_owned() }.into(), Status::Device),
-            (CliError::Gone { name: "x".to_owned() }.into(), Status::Device),
-            (CliError::Unreachable { name: "x".to_owned(), pid: 1 }.into(), Status::Busy),
+            (Running::NameInUse { name: "x".to_owned(), pid: None }.into(), Status::Busy),
+            (Running::Inactive { name: "x".to_owned() }.into(), Status::Device),
+            (Running::Gone { name: "x".to_owned() }.into(), Status::Device),
+            (Running::Unreachable { name: "x".to_owned(), pid: 1, source: None }.into(), Status::Busy),
+            (Running::Told(Told { exit: 4, ..Told::default() }.into()).into(), Status::Device),
+            // Those of other libraries keep their statuses, also behind a sentence.
+            (Running::Open(Error::no_key()).into(), Status::Permission),
+            (Running::Io(io::Error::from_raw_os_error(Errno::BUSY.raw_os_error())).into(), Status::Busy),
             (Error::other_key().into(), Status::Permission),
             (CliError::Remote("x".to_owned(), None, Status::from_number(3)).into(), Status::Memory),
             (CliError::Silent(Status::Device).into(), Status::Device),

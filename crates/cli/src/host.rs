@@ -2,19 +2,22 @@
 
 use std::fmt::Display;
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use inlock_open::error::interrupted;
 use inlock_open::host::{Context, Host, Input, Interruptions, Level};
 use inlock_open::settings::Settings;
 use inlock_open::{Error, ErrorKind, secret};
+use inlock_serve::Told;
+use inlock_serve::program::Program;
 use rustix::process::Signal;
 use zeroize::Zeroizing;
 
-use crate::error::CliError;
+use crate::error::{CliError, told};
 use crate::system::signals::{self, Caught};
+use crate::ui::log::log_about;
 use crate::ui::print::{is_verbose, print_debug, print_debug_json, print_stderr, print_verbose, warn};
 use crate::ui::terminal;
 
@@ -32,6 +35,25 @@ pub(crate) fn context() -> &'static Context {
 /// Sets the settings of this process. Only the first call counts, and there is one.
 pub(crate) fn set_settings(settings: Settings) {
     let _ = CONTEXT.set(Context::new(CommandLine, settings));
+}
+
+/// Returns this process as the program around running volumes.
+pub(crate) fn program() -> Arc<dyn Program> {
+    Arc::new(CommandLine)
+}
+
+impl Program for CommandLine {
+    fn context(&self) -> &Context {
+        context()
+    }
+
+    fn tell(&self, error: inlock_serve::Error) -> Told {
+        told(&error.into())
+    }
+
+    fn log(&self, subject: &dyn Display, text: &dyn Display) {
+        log_about(subject, text);
+    }
 }
 
 /// Keeps passphrases off standard input, which carries data.

@@ -6,9 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod attach;
+mod background;
 mod commands;
-mod control;
 mod error;
 mod header_file;
 mod host;

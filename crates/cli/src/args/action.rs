@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::options::Options;
-use crate::control::files::Files;
-use crate::control::name::Name;
 use crate::error::CliError;
+use inlock_serve::control::files::Files;
+use inlock_serve::control::name::Name;
 
 /// An action of the command line.
 pub(crate) struct Action {
@@ -175,7 +175,7 @@ fn running_name(word: PathBuf) -> anyhow::Result<Name> {
         Some(name) if is_link => name_of(name.into()),
         _ => Files::of_node(&word)?
             .map(|files| files.name().clone())
-            .ok_or_else(|| CliError::Inactive { name: word.display().to_string() }.into()),
+            .ok_or_else(|| inlock_serve::Error::Inactive { name: word.display().to_string() }.into()),
     }
 }
 

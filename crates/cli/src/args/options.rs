@@ -9,8 +9,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use crate::control::name::Name;
-use crate::values::{self, Ciphers, Listen, Range};
+use crate::values::{self, Ciphers, Range};
+use inlock_serve::control::name::Name;
+use inlock_serve::listen::Listen;
 
 /// All options, and the positional arguments, of which the first is the action.
 #[derive(Parser, Debug)]

@@ -8,11 +8,12 @@ use serde_json::json;
 use super::running_key::check_header;
 use crate::args::action::{Action, Alias, NAME, Prepared};
 use crate::args::options::Options;
-use crate::control::claim::{Claim, Purpose};
-use crate::control::client::{Client, Found};
-use crate::control::name::Name;
-use crate::control::server;
 use crate::error::CliError;
+use crate::host::context;
+use inlock_serve::Error;
+use inlock_serve::control::claim::{Claim, Purpose};
+use inlock_serve::control::client::{Client, Found};
+use inlock_serve::control::name::Name;
 
 /// How long a forced close tries the usual way.
 const FORCE_AFTER: Duration = Duration::from_secs(5);
@@ -41,40 +42,41 @@ pub(super) fn prepare(options: &Options, name: Name) -> anyhow::Result<Prepared>
     let header = options.header.clone();
     Ok(Prepared::new(move || {
         if header.is_some() {
-            check_header(&Client::of(&name)?.status()?.info, header.as_deref())?;
+            check_header(&Client::of(context(), &name)?.status()?.info, header.as_deref())?;
         }
         if cancel {
-            return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
+            Client::of(context(), &name)?.command(&json!({"command": "cancel_deferred"}), None)?;
+            return Ok(());
         }
-        if force { run_forced(&name) } else { run(&name, deferred) }
+        Ok(if force { run_forced(&name) } else { run(&name, deferred) }?)
     }))
 }
 
 /// Closes the volume; with `deferred`, as soon as it is no longer in use.
-pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
+pub(super) fn run(name: &Name, deferred: bool) -> Result<(), Error> {
     close(name, deferred, Purpose::Close)
 }
 
 /// `purpose`: how to clean up after a process that died.
-fn close(name: &Name, deferred: bool, purpose: Purpose) -> anyhow::Result<()> {
-    match Client::find(name)? {
+fn close(name: &Name, deferred: bool, purpose: Purpose) -> Result<(), Error> {
+    match Client::find(context(), name)? {
         // Its process may continue for a long time.
         Found::Active(mut client) if deferred => {
             client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
         }
         Found::Active(client) => match client.close(&json!({"command": "close"})) {
             // The process died after it had accepted the connection.
-            Err(error) if is_gone(&error) => clean_up(name, purpose),
+            Err(Error::Gone { .. }) => clean_up(name, purpose),
             closed => closed,
         },
         Found::Gone(_) | Found::Unusable(_) => clean_up(name, purpose),
-        Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
+        Found::Inactive => Err(Error::Inactive { name: name.to_string() }),
     }
 }
 
 /// Closes the volume like [`run`]. Only if that takes long, or another command waits for the underlying device, fails
 /// what waits for it: a device that works loses nothing, and one in use stays.
-fn run_forced(name: &Name) -> anyhow::Result<()> {
+fn run_forced(name: &Name) -> Result<(), Error> {
     let (ended, waiting) = mpsc::channel::<()>();
     let aborted = name.clone();
     let abort = std::thread::spawn(move || match waiting.recv_timeout(FORCE_AFTER) {
@@ -84,14 +86,14 @@ fn run_forced(name: &Name) -> anyhow::Result<()> {
     let mut closed = close(name, false, Purpose::ForcedClose);
     drop(ended);
     let deadline = Instant::now() + FORCE_TIMEOUT;
-    if closed.as_ref().is_err_and(is_in_progress) {
+    if closed.as_ref().is_err_and(Error::is_in_progress) {
         abort_if_active(name)?;
     }
-    while closed.as_ref().is_err_and(is_in_progress) && Instant::now() < deadline {
+    while closed.as_ref().is_err_and(Error::is_in_progress) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(100));
         closed = match close(name, false, Purpose::ForcedClose) {
             // The other command was a close.
-            Err(error) if matches!(error.downcast_ref(), Some(CliError::Inactive { .. })) => Ok(()),
+            Err(Error::Inactive { .. }) => Ok(()),
             closed => closed,
         };
     }
@@ -101,23 +103,14 @@ fn run_forced(name: &Name) -> anyhow::Result<()> {
 }
 
 /// Fails what waits for the underlying device of the volume, and everything later.
-fn abort_if_active(name: &Name) -> anyhow::Result<()> {
-    match Client::find(name)? {
+fn abort_if_active(name: &Name) -> Result<(), Error> {
+    match Client::find(context(), name)? {
         Found::Active(mut client) => client.command(&json!({"command": "abort"}), None).map(drop),
         Found::Gone(_) | Found::Unusable(_) | Found::Inactive => Ok(()),
     }
 }
 
-fn is_in_progress(error: &anyhow::Error) -> bool {
-    let busy = [server::IN_PROGRESS, server::CLOSING];
-    matches!(error.downcast_ref(), Some(CliError::Remote(message, ..)) if busy.contains(&&**message))
-}
-
 /// Taking the name cleans up; releasing it removes the files.
-fn clean_up(name: &Name, purpose: Purpose) -> anyhow::Result<()> {
-    Claim::take(name, purpose).map(drop)
-}
-
-fn is_gone(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(CliError::Gone { .. }))
+fn clean_up(name: &Name, purpose: Purpose) -> Result<(), Error> {
+    Claim::take(context(), name, purpose).map(drop)
 }

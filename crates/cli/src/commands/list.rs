@@ -3,14 +3,16 @@
 use serde_json::{Value, json};
 
 use crate::args::action::{Action, Prepared};
-use crate::control::client::{Client, Found};
-use crate::control::files::Files;
-use crate::control::info::RuntimeInfo;
-use crate::control::state_file::StateFile;
-use crate::error::{CliError, message_of};
+use crate::error::message_of;
+use crate::host::context;
 use crate::ui::columns::Columns;
 use crate::ui::print::{print, warn};
 use inlock_open::path_text;
+use inlock_serve::Error;
+use inlock_serve::control::client::{Client, Found};
+use inlock_serve::control::files::Files;
+use inlock_serve::control::info::RuntimeInfo;
+use inlock_serve::control::state_file::StateFile;
 
 pub(crate) const ACTION: Action = Action {
     name: "list",
@@ -76,7 +78,7 @@ fn row(files: Files) -> Option<Value> {
             })
         }
     };
-    let state = match Client::find_at(files.clone()) {
+    let state = match Client::find_at(context(), files.clone()) {
         Ok(Found::Active(mut client)) => match client.status() {
             Ok(status) => {
                 row = described(&status.info);
@@ -87,14 +89,12 @@ fn row(files: Files) -> Option<Value> {
         },
         Ok(Found::Gone(_)) => "gone",
         Ok(Found::Unusable(unusable)) => {
-            row["error"] = message_of(&files.error_of(&unusable)).into();
+            row["error"] = message_of(&files.error_of(&unusable).into()).into();
             unusable.state()
         }
         Ok(Found::Inactive) => return None,
-        Err(error) => match error.downcast_ref() {
-            Some(CliError::Unreachable { pid: 0, .. }) => "starting",
-            _ => "unreachable",
-        },
+        Err(Error::Unreachable { pid: 0, .. }) => "starting",
+        Err(_) => "unreachable",
     };
     row["state"] = state.into();
     Some(row)

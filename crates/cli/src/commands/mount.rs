@@ -11,10 +11,11 @@ use crate::args::action::{
     ATTACH, Action, HOLES, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK, name_of,
 };
 use crate::args::options::Options;
-use crate::attach::holders;
-use crate::control::background::RunMode;
-use crate::control::client::Client;
+use crate::background::RunMode;
 use crate::error::{CliError, Status};
+use crate::host::context;
+use inlock_serve::attach::holders;
+use inlock_serve::control::client::Client;
 
 pub(crate) const ACTION: Action = Action {
     name: "mount",
@@ -96,7 +97,7 @@ fn run(args: &MountArgs) -> anyhow::Result<u8> {
 }
 
 fn mount(args: &MountArgs) -> anyhow::Result<()> {
-    let status = Client::of(&args.open.name)?.status()?;
+    let status = Client::of(context(), &args.open.name)?.status()?;
     let node = status.info.node.context("The volume has no device.")?;
     let mut command = Command::new("mount");
     let mut options: Vec<&str> = args.options.as_deref().into_iter().collect();

@@ -4,16 +4,20 @@
 //! does. A name whose process died is taken over: a device that awaits recovery gets its process back, and its users
 //! see no error.
 
+use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use anyhow::Context;
 use inlock_engine as engine;
 use inlock_engine::store::file::IoMode;
+use inlock_serve::AttachMethod;
+use inlock_serve::Error;
+use inlock_serve::attached::{Attaching, Serving, Shutdown};
+use inlock_serve::control::listener::Listener;
+use inlock_serve::control::name::Name;
+use inlock_serve::listen::Listen;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
-use serde_json::Value;
 
 use super::{persistent, test_passphrase};
 use crate::args::action::{
@@ -22,24 +26,12 @@ use crate::args::action::{
 };
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
-use crate::attach::attachment::{self, AttachOptions, Attachment};
-use crate::attach::link::Link;
-use crate::attach::method::{self, AttachMethod};
-use crate::attach::stale;
-use crate::control::background::{self, Launcher, RunMode};
-use crate::control::claim::{Claim, Purpose};
-use crate::control::engine::EngineInfo;
-use crate::control::info::RuntimeInfo;
-use crate::control::listener::Listener;
-use crate::control::name::Name;
-use crate::control::served::{self, ControlHooks, ServedVolume};
-use crate::control::server::Control;
-use crate::error::{CliError, Status};
-use crate::host::context;
+use crate::background::{self, Launcher, RunMode};
+use crate::error::{CliError, told};
+use crate::host::{context, program};
 use crate::system::signals::{self, Caught};
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::{print, print_stderr, report, warn};
-use crate::values::Listen;
 use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::OpenOptions;
@@ -139,9 +131,6 @@ impl OpenArgs {
     }
 }
 
-/// Interval of checks whether the device is still attached, or no longer in use.
-const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
-
 /// Attaches the volume, and returns when it is detached; in the background, when it is attached.
 pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     if args.persistent && args.run_mode != RunMode::BackgroundChild {
@@ -167,9 +156,13 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 /// terminal.
 fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
-    let mut claim = Claim::take(&args.name, Purpose::Attach)?;
-    let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
-    let method = choose_method(args, recover.map(|(method, _)| method))?;
+    let is_zoned = !args.read_only && has_zones(context(), &args.source);
+    let attaching = Attaching::begin(program(), &args.name, args.method, is_zoned)?;
+    let method = attaching.method();
+    check_engine(args.engine, method)?;
+    if args.source.flags.allow_discards && !method.has_discards() {
+        warn(format_args!("--via {} does not support discards", method.name()));
+    }
     let keys = launcher.as_ref().map(|parent| parent as _);
     let engine = args.engine.map(EngineOptions::start).transpose()?;
     let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
@@ -184,73 +177,47 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
         unlocked.use_direct_io();
     }
     let stores = unlocked.into_device(IoMode::Auto, access)?;
-    let device = Arc::clone(&stores.device);
-
     // From here on a signal detaches the volume; before, it terminates the process.
     let caught = signals::catch()?;
-    let options = AttachOptions {
-        name: args.name.as_str(),
-        file: &claim.files().volume(),
-        socket: &claim.files().nbd_socket(),
-        completion_log: &claim.files().completion_log(),
-        threads: threads(args),
-        recover: recover.map(|(_, number)| number),
-        cookie: claim.stale().and_then(|info| info.device_cookie).map_or_else(attachment::new_cookie, Ok)?,
-    };
-    let mut info = RuntimeInfo {
-        via: method.name().to_owned(),
-        ring: if method.has_workers() { "io_uring" } else { "sync" }.to_owned(),
-        threads: options.threads,
-        engine: EngineInfo::of(args.engine),
-        device_cookie: Some(options.cookie).filter(|_| method.has_workers()),
-        ..RuntimeInfo::new(claim.name(), info, &device)
-    };
-    announce(&mut claim, &info)?;
-    let attachment = method.attach(&device, &options)?;
-    // From here on every failure detaches it, or keeps its state file as long as it is attached.
-    let open = Arc::new(OpenVolume::new(attachment, method, access.allow_discards));
-    let last = Arc::clone(&open);
-    claim.keep_if(move || last.state().detach(last.is_deferred()).is_err());
-    let node = open.state().attachment.node().to_owned();
-    info.node = Some(node.clone());
-    let link = Link::make(args.name.as_str(), &node);
-    let volume = ServedVolume::new(info, stores.running(), claim.files().clone(), Arc::clone(&open));
-    let control = Control::start(claim, volume, metrics)?;
+    let serving = Serving { threads: threads(args), engine: args.engine, metrics };
+    let attached = attaching.attach(info, &stores, serving, signals::request_shutdown)?;
     linked.keep();
-    let _ = print(format_args!("{}\n", node.display()));
+    let node = attached.node().display();
+    let _ = print(format_args!("{node}\n"));
     if let Some(launcher) = launcher {
-        launcher.ready(LogFile::new(control.log(), args.log_limit))?;
+        launcher.ready(LogFile::new(attached.log(), args.log_limit))?;
     }
     if args.persistent && args.run_mode == RunMode::Foreground {
         persistent::store(&args.name)?;
     }
-    background::notify_ready(&format!("{} is {}", args.name, node.display()));
-    let outcome = stores.check_writes(open.wait(&caught));
+    background::notify_ready(&format!("{} is {node}", args.name));
+    let outcome = stores.check_writes(attached.wait(&caught).map_err(anyhow::Error::from));
     background::notify_stopping();
-    drop((link, stores));
-    control.finish(&outcome);
+    drop(stores);
+    attached.finish(outcome.as_ref().copied().map_err(told));
     outcome.map(|()| 0)
 }
 
-/// Publishes what is going to be attached, by which it is found if this process is killed before it is done. A device
-/// to recover is in the state file already, and must be that of the same volume.
-fn announce(claim: &mut Claim, info: &RuntimeInfo) -> anyhow::Result<()> {
-    match claim.stale() {
-        Some(stale) => stale.check_same_volume(info),
-        // Without a node it is not recovered, so it needs no fingerprint of the key.
-        None => claim.publish(&RuntimeInfo { check: None, ..info.clone() }),
+impl Shutdown for Caught {
+    fn wait(&self, limit: Duration) -> inlock_serve::Result<bool> {
+        let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+        let woken = self.fd();
+        match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::other(format!("cannot wait for signals: {error}")).into()),
+        }
+        match self.take() {
+            Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+            Some(_) => return Ok(true),
+            None => {}
+        }
+        Ok(false)
     }
-}
 
-/// Chooses the method of attachment: that of a device to recover, or the given one, or the best one here.
-fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Result<AttachMethod> {
-    let is_zoned = !args.read_only && has_zones(context(), &args.source);
-    let method = method::choose(recover.or(args.method), is_zoned)?;
-    check_engine(args.engine, method)?;
-    if args.source.flags.allow_discards && !method.has_discards() {
-        warn(format_args!("--via {} does not support discards", method.name()));
+    fn postponed(&self, held: Error) {
+        let _ = report(&held.into());
+        print_stderr("inlock: The volume will be closed when it is no longer in use.");
     }
-    Ok(method)
 }
 
 /// Refuses a method whose requests do not pass workers.
@@ -264,165 +231,7 @@ fn check_engine(engine: Option<EngineOptions>, method: AttachMethod) -> anyhow::
     ))
 }
 
-fn worker_failed(attachment: &dyn Attachment) -> anyhow::Error {
-    let node = attachment.node().display();
-    let message = format!("A worker of {node} failed; I/O waits until the volume is reopened.");
-    let hint = "run `inlock open` with the same name and options".to_owned();
-    CliError::Remote(message, Some(hint), Status::Wrong).into()
-}
-
 fn threads(args: &OpenArgs) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     args.threads.map_or(cpus.min(4), usize::from)
-}
-
-/// An open volume.
-struct OpenVolume {
-    /// Whether the device was created with discard support.
-    discards: bool,
-    method: AttachMethod,
-    /// Detach as soon as it is no longer in use. Changes under the lock of `state`, and is read without it, since
-    /// detaching may take long.
-    deferred: AtomicBool,
-    state: Mutex<State>,
-}
-
-struct State {
-    attachment: Box<dyn Attachment>,
-    /// Outcome of detaching.
-    outcome: Option<anyhow::Result<()>>,
-    is_detached: bool,
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        if !self.is_detached {
-            // Another error is reported already.
-            let _ = self.attachment.detach(false);
-        }
-    }
-}
-
-impl OpenVolume {
-    fn new(attachment: Box<dyn Attachment>, method: AttachMethod, discards: bool) -> Self {
-        let state = Mutex::new(State { attachment, outcome: None, is_detached: false });
-        Self { discards, method, deferred: AtomicBool::new(false), state }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_deferred(&self) -> bool {
-        self.deferred.load(Ordering::Acquire)
-    }
-
-    /// Blocks until it is detached, by this or another process.
-    fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
-        loop {
-            let mut state = self.state();
-            if state.outcome.is_none() && (self.is_deferred() || !state.attachment.is_attached()) {
-                let held = state.detach(self.is_deferred());
-                // Another process can recover it. If it is just in use, the loop continues.
-                if held.is_err() && state.attachment.needs_recovery() {
-                    return Err(worker_failed(&*state.attachment));
-                }
-            }
-            if let Some(outcome) = state.outcome.take() {
-                return outcome;
-            }
-            drop(state);
-            let woken = caught.fd();
-            match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&POLL_INTERVAL)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).context("cannot wait for signals"),
-            }
-            match caught.take() {
-                Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
-                Some(_) => self.shut_down_on_signal(),
-                None => {}
-            }
-        }
-    }
-
-    fn shut_down_on_signal(&self) {
-        let mut state = self.state();
-        if state.outcome.is_none()
-            && let Err(held) = state.detach(self.is_deferred())
-        {
-            let _ = report(&held);
-            print_stderr("inlock: The volume will be closed when it is no longer in use.");
-            self.deferred.store(true, Ordering::Release);
-        }
-    }
-}
-
-impl State {
-    /// Detaches it. Fails only if it is in use; any other outcome is stored for [`OpenVolume::wait`].
-    fn detach(&mut self, deferred: bool) -> anyhow::Result<()> {
-        if self.is_detached {
-            return Ok(());
-        }
-        match self.attachment.detach(deferred) {
-            Err(error) if matches!(error.downcast_ref(), Some(CliError::Held { .. })) => Err(error),
-            outcome => {
-                self.outcome = Some(outcome);
-                self.is_detached = true;
-                Ok(())
-            }
-        }
-    }
-}
-
-impl ControlHooks for Arc<OpenVolume> {
-    fn close(&self, request: &Value) -> anyhow::Result<()> {
-        let mut state = self.state();
-        if state.outcome.is_some() {
-            return Ok(());
-        }
-        let deferred = served::is_deferred(request);
-        if deferred {
-            self.deferred.store(true, Ordering::Release);
-        }
-        match state.detach(self.is_deferred()) {
-            Ok(()) => {
-                signals::request_shutdown();
-                Ok(())
-            }
-            Err(_) if deferred => Ok(()),
-            held => held,
-        }
-    }
-
-    fn cancel_deferred(&self) -> anyhow::Result<()> {
-        let state = self.state();
-        if self.method == AttachMethod::Loop && self.is_deferred() {
-            return Err(CliError::refused(
-                format!("{} detaches when its last user closes it.", state.attachment.node().display()),
-                "close the volume, and open it with --via nbd or --via ublk",
-            ));
-        }
-        self.deferred.store(false, Ordering::Release);
-        Ok(())
-    }
-
-    fn is_close_deferred(&self) -> bool {
-        self.is_deferred()
-    }
-
-    fn check_discards(&self) -> anyhow::Result<()> {
-        if !self.method.has_discards() {
-            let message = format!("--via {} does not support discards.", self.method.name());
-            return Err(CliError::refused(message, "use --via ublk or --via nbd"));
-        }
-        if !self.discards {
-            let message = format!("{} was created without discard support.", self.state().attachment.node().display());
-            return Err(CliError::refused(message, "close the volume and open it with --allow-discards"));
-        }
-        Ok(())
-    }
-
-    fn resized(&self, len: u64) -> anyhow::Result<()> {
-        self.state().attachment.update_len(len)
-    }
 }

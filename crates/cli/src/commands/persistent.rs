@@ -5,12 +5,12 @@ use std::path::Path;
 use inlock_volume::{EditError, HeaderPolicy, Volume};
 
 use crate::args::options::Options;
-use crate::control::client::Client;
-use crate::control::name::Name;
 use crate::error::CliError;
 use crate::host::context;
 use inlock_open::header::Header;
 use inlock_open::source::{HeaderOptions, Luks};
+use inlock_serve::control::client::Client;
+use inlock_serve::control::name::Name;
 
 /// Flags of a device-mapper table that a header can store. There, they are written with dashes.
 const FLAGS: &[&str] =
@@ -35,7 +35,7 @@ pub(super) fn check_header(image: &Path, header: Option<&Path>) -> anyhow::Resul
 /// Stores the flags of a running volume, which was opened or refreshed with `--persistent`: the header's are not among
 /// them.
 pub(super) fn store(name: &Name) -> anyhow::Result<()> {
-    let status = Client::of(name)?.status()?;
+    let status = Client::of(context(), name)?.status()?;
     let (info, integrity) = (status.info, status.integrity);
     let mut header = load(&info.device, info.header.as_deref())?;
     let mut flags: Vec<String> = Vec::new();

@@ -11,9 +11,10 @@ use super::running_key::{RunningKey, check_type};
 use crate::args::action::{Action, Arguments, KEY, NAME, Prepared, REMOTE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
 use crate::args::source::flags_of;
-use crate::control::client::Client;
-use crate::control::info::RuntimeInfo;
 use crate::error::CliError;
+use crate::host::context;
+use inlock_serve::control::client::Client;
+use inlock_serve::control::info::RuntimeInfo;
 
 pub(crate) const ACTION: Action = Action {
     name: "refresh",
@@ -37,7 +38,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
     let (name, flags, key) = (arguments.name()?, flags_of(&options), RunningKey::new(&options)?);
     let (volume_type, is_persistent) = (options.volume_type, options.persistent);
     Ok(Prepared::new(move || {
-        let info = Client::of(&name)?.status()?.info;
+        let info = Client::of(context(), &name)?.status()?.info;
         check_source(&info, source.as_deref())?;
         check_type(&info, volume_type.as_deref())?;
         key.check(&info)?;
@@ -45,7 +46,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             persistent::check_header(&info.device, info.header.as_deref())?;
         }
         let request = json!({"command": "refresh", "flags": flags.names(), "persistent": is_persistent});
-        Client::of(&name)?.command(&request, None)?;
+        Client::of(context(), &name)?.command(&request, None)?;
         if is_persistent { persistent::store(&name) } else { Ok(()) }
     }))
 }

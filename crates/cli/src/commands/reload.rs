@@ -9,11 +9,12 @@ use serde_json::json;
 
 use crate::args::action::{Action, NAME, Prepared};
 use crate::args::source::policy_of;
-use crate::control::client::Client;
-use crate::control::name::Name;
 use crate::error::CliError;
-use crate::system::pipe;
+use crate::host::context;
 use inlock_open::table::{self, TableSource};
+use inlock_serve::control::client::Client;
+use inlock_serve::control::name::Name;
+use inlock_serve::pipe;
 
 pub(crate) const ACTION: Action = Action {
     name: "reload",
@@ -40,5 +41,6 @@ fn run(name: &Name, table: &TableSource, policy: &HeaderPolicy) -> anyhow::Resul
     }
     let text = table.to_text(ShowKeys::Yes);
     let pipe = pipe::filled(text.as_bytes()).context("cannot pass the table")?;
-    Client::of(name)?.command(&json!({"command": "reload"}), Some(&pipe)).map(drop)
+    Client::of(context(), name)?.command(&json!({"command": "reload"}), Some(&pipe))?;
+    Ok(())
 }

@@ -5,8 +5,9 @@ use serde_json::json;
 use super::running_key::RunningKey;
 use crate::args::action::{Action, KEY, NAME, Prepared, REMOTE, TOKENS, UNLOCK};
 use crate::args::options::Options;
-use crate::control::client::Client;
 use crate::error::CliError;
+use crate::host::context;
+use inlock_serve::control::client::Client;
 
 pub(crate) const ACTION: Action = Action {
     name: "resize",
@@ -24,12 +25,13 @@ pub(crate) const ACTION: Action = Action {
         let (name, key, sectors) = (arguments.name()?, RunningKey::new(&options)?, sectors_of(&options)?);
         let volume_type = options.volume_type;
         Ok(Prepared::new(move || {
-            let mut client = Client::of(&name)?;
+            let mut client = Client::of(context(), &name)?;
             let info = client.status()?.info;
             super::running_key::check_type(&info, volume_type.as_deref())?;
             key.check(&info)?;
             // The first connection may have been dropped while the user was asked.
-            Client::of(&name)?.command(&json!({"command": "resize", "sectors": sectors}), None).map(drop)
+            Client::of(context(), &name)?.command(&json!({"command": "resize", "sectors": sectors}), None)?;
+            Ok(())
         }))
     },
 };

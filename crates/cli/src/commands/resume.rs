@@ -8,13 +8,13 @@ use serde_json::json;
 use super::running_key::{RunningKey, check_type};
 use crate::args::action::{Action, Alias, KEY, NAME, Prepared, REMOTE, TOKENS, UNLOCK};
 use crate::args::source::links_of;
-use crate::control::client::Client;
-use crate::control::name::Name;
 use crate::error::CliError;
 use crate::host::context;
-use crate::system::pipe;
 use inlock_open::keyring::{KeyLink, LinkedKeys, check_links};
 use inlock_open::open::ask_key;
+use inlock_serve::control::client::Client;
+use inlock_serve::control::name::Name;
+use inlock_serve::pipe;
 
 pub(crate) const ACTION: Action = Action {
     name: "resume",
@@ -36,7 +36,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&str>) -> anyhow::Result<()> {
-    let mut client = Client::of(name)?;
+    let mut client = Client::of(context(), name)?;
     let status = client.status()?;
     check_type(&status.info, volume_type)?;
     let resume = json!({"command": "resume"});
@@ -48,7 +48,8 @@ fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&st
                 "to link the key, run `inlock open --test-passphrase IMAGE --link-vk-to-keyring …`",
             ));
         }
-        return client.command(&resume, None).map(drop);
+        client.command(&resume, None)?;
+        return Ok(());
     }
     let source = key.source(&status.info)?;
     let key = ask_key(context(), &source)?;
@@ -56,7 +57,7 @@ fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&st
     let linked = LinkedKeys::link(links, &key)?;
     drop(key);
     // The first connection may have been dropped while the user was asked.
-    Client::of(name)?.command(&resume, Some(&pipe))?;
+    Client::of(context(), name)?.command(&resume, Some(&pipe))?;
     linked.keep();
     Ok(())
 }

@@ -9,7 +9,6 @@ use inlock_volume::table::CryptOptions;
 
 use crate::args::options::Options;
 use crate::args::source::{key_args, policy_of};
-use crate::control::info::RuntimeInfo;
 use crate::error::CliError;
 use crate::host::context;
 use inlock_open::edit::scrubbed;
@@ -17,6 +16,7 @@ use inlock_open::header::Header;
 use inlock_open::integrity_options::JournalOptions;
 use inlock_open::open::ask_key;
 use inlock_open::source::{HeaderOptions, KeyOptions, Luks, OpenOptions, VolumeType};
+use inlock_serve::control::info::RuntimeInfo;
 
 /// Options of a key that an action on a running volume takes.
 pub(super) struct RunningKey {

@@ -7,12 +7,13 @@ use serde_json::{Value, json};
 
 use super::running_key::check_header;
 use crate::args::action::{Action, NAME, Prepared};
-use crate::control::client::{Client, Found};
-use crate::control::files::Files;
-use crate::control::info::RuntimeInfo;
-use crate::control::name::Name;
 use crate::error::{CliError, Status, message_of, status_of};
+use crate::host::context;
 use crate::ui::print::{print, print_stderr};
+use inlock_serve::control::client::{Client, Found};
+use inlock_serve::control::files::Files;
+use inlock_serve::control::info::RuntimeInfo;
+use inlock_serve::control::name::Name;
 
 pub(crate) const ACTION: Action = Action {
     name: "status",
@@ -28,7 +29,7 @@ pub(crate) const ACTION: Action = Action {
 
 /// Prints the status of a running volume.
 pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Result<()> {
-    match Client::find(name)? {
+    match Client::find(context(), name)? {
         Found::Active(mut client) => {
             let status = client.status()?;
             check_header(&status.info, header)?;
@@ -37,7 +38,7 @@ pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Res
         }
         Found::Gone(info) => gone(name, &info, json),
         Found::Unusable(unusable) => {
-            let error = Files::of(name)?.error_of(&unusable);
+            let error = anyhow::Error::from(Files::of(name)?.error_of(&unusable));
             if !json {
                 print(format_args!("{name} is inactive.\n"))?;
                 return Err(error);
@@ -68,7 +69,7 @@ fn gone(name: &Name, info: &RuntimeInfo, json: bool) -> anyhow::Result<()> {
     }
     print(format_args!("{name} is inactive.\n"))?;
     print_stderr(format_args!("inlock: Process {}, which served {}, has died.", info.pid, info.device.display()));
-    Err(CliError::Gone { name: name.to_string() }.into())
+    Err(inlock_serve::Error::Gone { name: name.to_string() }.into())
 }
 
 /// Returns the JSON of a volume with this state, which `list` has, too.

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::running_key::{check_header, check_type};
 use crate::args::action::{Action, Alias, NAME, Prepared};
-use crate::control::client::Client;
+use crate::host::context;
+use inlock_serve::control::client::Client;
 
 pub(crate) const ACTION: Action = Action {
     name: "suspend",
@@ -15,11 +16,12 @@ pub(crate) const ACTION: Action = Action {
     prepare: |options, mut arguments| {
         let (name, header, volume_type) = (arguments.name()?, options.header, options.volume_type);
         Ok(Prepared::new(move || {
-            let mut client = Client::of(&name)?;
+            let mut client = Client::of(context(), &name)?;
             let info = client.status()?.info;
             check_type(&info, volume_type.as_deref())?;
             check_header(&info, header.as_deref())?;
-            client.command(&json!({"command": "suspend"}), None).map(drop)
+            client.command(&json!({"command": "suspend"}), None)?;
+            Ok(())
         }))
     },
 };

@@ -12,15 +12,16 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, t
 use serde_json::{Map, Value, json};
 
 use crate::args::action::{Action, Prepared};
-use crate::control::client::{Client, Found};
-use crate::control::files::Files;
-use crate::control::metrics::{Buckets, Percentiles, Sample, Time};
-use crate::control::name::Name;
 use crate::error::CliError;
+use crate::host::context;
 use crate::many::control;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;
 use crate::ui::print::{print, print_controls};
+use inlock_serve::control::client::{Client, Found};
+use inlock_serve::control::files::Files;
+use inlock_serve::control::metrics::{Buckets, Percentiles, Sample, Time};
+use inlock_serve::control::name::Name;
 
 pub(crate) const ACTION: Action = Action {
     name: "top",
@@ -52,7 +53,7 @@ pub(super) fn run(source: Source<'_>, once: bool, json: bool) -> anyhow::Result<
     let is_named = matches!(source, Source::Names([_, ..]));
     for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && is_named) {
         if matches!(row.state, "inactive" | "gone") {
-            return Err(CliError::Inactive { name: row.name.clone() }.into());
+            return Err(inlock_serve::Error::Inactive { name: row.name.clone() }.into());
         }
     }
     if !once && !json && isatty(rustix::stdio::stdout()) && isatty(rustix::stdio::stdin()) {
@@ -116,7 +117,7 @@ impl Watch<'_> {
         let volumes = match self.source {
             Source::Names([]) => Files::all()?.into_iter().map(found).collect(),
             Source::Names(names) => {
-                names.iter().map(|name| Files::of(name).map(found)).collect::<anyhow::Result<_>>()?
+                names.iter().map(|name| Files::of(name).map(found)).collect::<Result<_, inlock_serve::Error>>()?
             }
             Source::Server(socket) => samples_of(socket)?,
         };
@@ -142,7 +143,7 @@ type Volume = (String, u32, &'static str, Option<Sample>);
 fn found(files: Files) -> Volume {
     let name = files.name().to_string();
     let pid = files.state().pid().unwrap_or(0);
-    let (state, sample) = match Client::find_at(files) {
+    let (state, sample) = match Client::find_at(context(), files) {
         Ok(Found::Active(mut client)) => match client.sample() {
             Ok(sample) => (state_of(&sample), Some(sample)),
             Err(_) => ("unreachable", None),

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use super::{close, mount};
 use crate::args::action::{Action, Prepared};
-use crate::attach::holders;
-use crate::control::files::Files;
 use crate::error::CliError;
+use inlock_serve::attach::holders;
+use inlock_serve::control::files::Files;
 
 pub(crate) const ACTION: Action = Action {
     name: "umount",
@@ -39,5 +39,5 @@ fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
     }
     command.arg("--").arg(dir);
     mount::run_helper(command, "umount", dir)?;
-    close::run(ours.name(), deferred)
+    Ok(close::run(ours.name(), deferred)?)
 }

@@ -9,12 +9,14 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 
 use super::volumes::Volumes;
-use crate::control::client::{connect, exchange, fields_of};
-use crate::control::listener::Listener;
-use crate::control::served::{Reply, guarded};
-use crate::control::server::{ControlThread, Controlled, fields};
-use crate::error::{CliError, Status};
-use crate::system::pipe;
+use crate::error::{CliError, Status, told};
+use crate::host::{context, program};
+use inlock_serve::control::client::{connect, exchange, fields_of};
+use inlock_serve::control::listener::Listener;
+use inlock_serve::control::served::guarded;
+use inlock_serve::control::server::{ControlThread, Controlled, fields};
+use inlock_serve::pipe;
+use inlock_serve::{Error, Reply};
 
 /// Commands that may run at the same time, one for each client.
 const MAX_CHANGES: usize = 32;
@@ -31,7 +33,7 @@ pub(crate) fn start(
     metrics: Option<Listener>,
     volumes: Arc<Volumes>,
 ) -> anyhow::Result<ControlThread> {
-    ControlThread::start(path.map(Listener::bind_unix).transpose()?, metrics, volumes)
+    Ok(ControlThread::start(program(), path.map(Listener::bind_unix).transpose()?, metrics, volumes)?)
 }
 
 impl Controlled for Volumes {
@@ -46,7 +48,7 @@ impl Controlled for Volumes {
             "stats" => Some(reply("samples", serde_json::to_value(self.samples()))),
             "status" => {
                 let status = self.status(request["volume"].as_str().unwrap_or_default());
-                Some(status.and_then(|status| fields(&status)))
+                Some(status.map_err(passed_on).and_then(|status| fields(&status)))
             }
             _ => None,
         }
@@ -56,11 +58,20 @@ impl Controlled for Volumes {
         guarded(command, || {
             let name = request["volume"].as_str().unwrap_or_default();
             let outcome = match command {
-                "reload" => self.reload()?,
-                "close" => self.close(name, request["force"] == true).map(|()| format!("{name} is closed"))?,
-                "add" => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
-                "remove" => self.remove(name, request["force"] == true).map(|()| format!("{name} is removed"))?,
-                _ => return Err(CliError::usage(format!("The server does not know the command '{command}'."))),
+                "reload" => self.reload().map_err(passed_on)?,
+                "close" => self
+                    .close(name, request["force"] == true)
+                    .map(|()| format!("{name} is closed"))
+                    .map_err(passed_on)?,
+                "add" => keys_of(pipe)
+                    .and_then(|keys| self.add(name, &keys))
+                    .map(|()| format!("{name} is added"))
+                    .map_err(passed_on)?,
+                "remove" => self
+                    .remove(name, request["force"] == true)
+                    .map(|()| format!("{name} is removed"))
+                    .map_err(passed_on)?,
+                _ => return Err(Error::Request(format!("The server does not know the command '{command}'."))),
             };
             Ok(Map::from_iter([("outcome".to_owned(), outcome.into())]))
         })
@@ -73,6 +84,11 @@ impl Controlled for Volumes {
     fn metrics(&self) -> String {
         Self::metrics(self)
     }
+}
+
+/// Returns an error of the command as one that a client is told.
+fn passed_on(error: anyhow::Error) -> Error {
+    Error::Told(Box::new(told(&error)))
 }
 
 /// Receives the keys of a volume.
@@ -93,9 +109,9 @@ pub(crate) fn call(path: &Path, request: &Value, keys: Option<&str>) -> anyhow::
         }
     };
     let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
-    let mut server = connect(&std::path::absolute(path)?).map_err(unreachable)?;
+    let mut server = connect(context(), &std::path::absolute(path)?).map_err(unreachable)?;
     let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(cannot)?;
-    fields_of(&line, path.display())
+    Ok(fields_of(&line, path.display())?)
 }
 
 /// Returns a request with a command.

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::volumes::{EntryState, Running, Stage, Volumes};
-use crate::control::info::VolumeStatus;
-use crate::control::metrics::Sample;
-use crate::control::openmetrics::{Text, seconds};
+use inlock_serve::control::info::VolumeStatus;
+use inlock_serve::control::metrics::Sample;
+use inlock_serve::control::openmetrics::{Text, seconds};
 
 /// States of a volume.
 const STATES: [&str; 4] = ["closed", "opening", "open", "closing"];

@@ -21,8 +21,6 @@ use close_all::close_all;
 use super::backoff::Backoff;
 use super::config::{self, Config, Opening, VolumeConfig, VolumeConfigs};
 use super::key_command;
-use crate::control::engine::EngineInfo;
-use crate::control::info::RuntimeInfo;
 use crate::error::{CliError, Status, message_of};
 use crate::host::context;
 use crate::tls;
@@ -31,6 +29,8 @@ use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::KeySource;
 use inlock_open::unlocked::LockedStores;
+use inlock_serve::control::engine::EngineInfo;
+use inlock_serve::control::info::RuntimeInfo;
 
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the threads of the server.

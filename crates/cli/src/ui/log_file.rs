@@ -7,9 +7,10 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use inlock_serve::control::files::older_log;
 use rustix::fs::{OFlags, Stat, fstat};
 
 /// Length of a log without `--log-limit`, in bytes.
@@ -27,13 +28,6 @@ pub(crate) struct LogFile {
 impl LogFile {
     pub(crate) fn new(path: PathBuf, limit: u64) -> Self {
         Self { path, limit }
-    }
-
-    /// Returns the path of the file that a full log becomes.
-    pub(crate) fn older(path: &Path) -> PathBuf {
-        let mut older = path.as_os_str().to_owned();
-        older.push(".1");
-        older.into()
     }
 
     /// Opens the file to append. A symbolic link is refused: the file that it names is not a log.
@@ -59,7 +53,7 @@ impl LogFile {
         }
         let is_current = |found: std::fs::Metadata| (found.dev(), found.ino()) == (current.st_dev, current.st_ino);
         if self.path.symlink_metadata().is_ok_and(is_current) {
-            std::fs::rename(&self.path, Self::older(&self.path))?;
+            std::fs::rename(&self.path, older_log(&self.path))?;
         }
         self.open().map(Some)
     }
@@ -85,6 +79,7 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::fs::symlink;
+    use std::path::Path;
 
     const LIMIT: u64 = 100;
 
@@ -107,11 +102,11 @@ mod tests {
             let line = format!("line {number:04}\n");
             write(&log, &mut file, &line);
             all += &line;
-            let kept = read(&LogFile::older(&path)) + &read(&path);
+            let kept = read(&older_log(&path)) + &read(&path);
             assert!(all.ends_with(&kept) && read(&path).ends_with(&line), "{number}: {kept}");
             let len = |path: &Path| path.metadata().map_or(0, |found| found.len());
-            assert!(len(&path) <= LIMIT && len(&LogFile::older(&path)) <= LIMIT, "{number}");
-            assert!(number < 10 || len(&LogFile::older(&path)) == LIMIT, "{number}: a file is filled");
+            assert!(len(&path) <= LIMIT && len(&older_log(&path)) <= LIMIT, "{number}");
+            assert!(number < 10 || len(&older_log(&path)) == LIMIT, "{number}: a file is filled");
         }
         // A line that is longer than the limit is whole, too.
         let long = "x".repeat(150);
@@ -128,7 +123,7 @@ mod tests {
         write(&log, &mut file, &"x".repeat(90));
         write(&log, &mut file, "0123456789+");
         other.write_all(b"late").unwrap();
-        assert_eq!(std::fs::read_to_string(LogFile::older(&path)).unwrap(), "x".repeat(90) + "late");
+        assert_eq!(std::fs::read_to_string(older_log(&path)).unwrap(), "x".repeat(90) + "late");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "0123456789+");
     }
 
@@ -141,9 +136,9 @@ mod tests {
         let mut file = log.open().unwrap();
         file.write_all(&[b'x'; 95]).unwrap();
         // The older log is a link: it is replaced, and its target is not.
-        symlink(&victim, LogFile::older(&path)).unwrap();
+        symlink(&victim, older_log(&path)).unwrap();
         write(&log, &mut file, "0123456789");
-        assert!(!LogFile::older(&path).is_symlink());
+        assert!(!older_log(&path).is_symlink());
         // The log itself is moved away, and a link is in its place.
         file.write_all(&[b'y'; 95]).unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
@@ -155,6 +150,6 @@ mod tests {
         write(&log, &mut file, "0123456789");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "0123456789");
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
-        assert_eq!(std::fs::read(LogFile::older(&path)).unwrap(), [b'x'; 95]);
+        assert_eq!(std::fs::read(older_log(&path)).unwrap(), [b'x'; 95]);
     }
 }

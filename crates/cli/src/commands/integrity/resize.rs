@@ -11,8 +11,6 @@ use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{fill_of, wipe};
-use crate::control::client::Client;
-use crate::control::name::Name;
 use crate::error::CliError;
 use crate::host::context;
 use crate::system::signals;
@@ -21,6 +19,8 @@ use crate::ui::progress::{Progress, Show};
 use inlock_open::device::OpenMode;
 use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
 use inlock_open::integrity_options::IntegrityOptions;
+use inlock_serve::control::client::Client;
+use inlock_serve::control::name::Name;
 
 /// Another length of a volume.
 pub(super) struct ResizeArgs {
@@ -36,13 +36,13 @@ pub(super) struct ResizeArgs {
 impl ResizeArgs {
     /// Lets the process of an open volume resize it; new blocks are wiped in steps.
     fn resize_running(&self, name: &Name) -> anyhow::Result<()> {
-        if Client::of(name)?.status()?.integrity.is_none() {
+        if Client::of(context(), name)?.status()?.integrity.is_none() {
             let message = format!("Volume {name} is not a volume of dm-integrity.");
             return Err(CliError::refused(message, "run `inlock resize NAME`"));
         }
         let command = json!({"command": "resize", "sectors": self.sectors, "wipe": self.fill.is_some()});
         let step = || -> anyhow::Result<(u64, u64)> {
-            let reply = Client::of(name)?.command(&command, None)?;
+            let reply = Client::of(context(), name)?.command(&command, None)?;
             let sectors = |field: &str| reply.get(field).and_then(Value::as_u64).unwrap_or(0);
             Ok((sectors("sectors"), sectors("wanted")))
         };
@@ -112,5 +112,5 @@ impl ResizeArgs {
 fn running(image: &Path) -> Option<Name> {
     let name = image.to_str().filter(|name| !name.contains('/') && !image.exists())?;
     let name = Name::new(name).ok()?;
-    Client::of(&name).is_ok().then_some(name)
+    Client::of(context(), &name).is_ok().then_some(name)
 }

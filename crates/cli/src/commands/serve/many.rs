@@ -15,8 +15,7 @@ use super::captive::uri;
 use super::{address_of, cannot_serve, captive_address, certificates_of, check_insecure};
 use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
-use crate::control::background;
-use crate::control::listener::Listener;
+use crate::background;
 use crate::error::CliError;
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
@@ -24,7 +23,8 @@ use crate::system::signals::{self, Caught};
 use crate::system::trusted_config;
 use crate::ui::log::{self, log};
 use crate::ui::print::{lines_of, print};
-use crate::values::Listen;
+use inlock_serve::control::listener::Listener;
+use inlock_serve::listen::Listen;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
 const DESCRIPTORS: usize = 65_536;

@@ -24,7 +24,6 @@ use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
 use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::args::action::{
@@ -32,25 +31,25 @@ use crate::args::action::{
 };
 use crate::args::options::Options;
 use crate::args::source::{check_threads, engine_of, source_args};
-use crate::control::background::{self, Launcher, RunMode};
-use crate::control::claim::{Claim, Purpose};
-use crate::control::engine::EngineInfo;
-use crate::control::info::RuntimeInfo;
-use crate::control::listener::Listener;
-use crate::control::name::Name;
-use crate::control::served::{ControlHooks, ServedVolume};
-use crate::control::server::Control;
-use crate::error::CliError;
-use crate::host::context;
+use crate::background::{self, Launcher, RunMode};
+use crate::error::{CliError, told};
+use crate::host::{context, program};
 use crate::system::signals::{self, Caught};
 use crate::tls;
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
-use crate::values::{Listen, resolve};
 use captive::Address;
 use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::{OpenOptions, VolumeType};
+use inlock_serve::control::claim::{Claim, Purpose};
+use inlock_serve::control::engine::EngineInfo;
+use inlock_serve::control::info::RuntimeInfo;
+use inlock_serve::control::listener::Listener;
+use inlock_serve::control::name::Name;
+use inlock_serve::control::served::{ControlHooks, ServedVolume};
+use inlock_serve::control::server::Control;
+use inlock_serve::listen::{Listen, resolve};
 
 pub(crate) const ACTION: Action = Action {
     name: "serve",
@@ -252,7 +251,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (listen, _private) = listen(args)?;
     let tls = args.tls.as_ref().map(tls::load).transpose()?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
-    let claim = args.name.as_ref().map(|name| Claim::take(name, Purpose::Serve)).transpose()?;
+    let claim = args.name.as_ref().map(|name| Claim::take(context(), name, Purpose::Serve)).transpose()?;
     let keys = launcher.as_ref().map(|parent| parent as _);
     let engine = args.engine.map(EngineOptions::start).transpose()?;
     let mut unlocked = open(context(), &args.source, !args.read_only, keys)?;
@@ -280,7 +279,8 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let control = match claim {
         None => None,
         Some(claim) => {
-            let volume = ServedVolume::new(info(&claim), stores.running(), claim.files().clone(), ShutDownOnClose);
+            let volume =
+                ServedVolume::new(program(), info(&claim), stores.running(), claim.files().clone(), ShutDownOnClose);
             Some(Control::start(claim, volume, metrics)?)
         }
     };
@@ -301,7 +301,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     // Before the reply: the client may open the volume again at once.
     drop(stores);
     if let Some(control) = control {
-        control.finish(&stopped);
+        control.finish(stopped.as_ref().copied().map_err(told));
     }
     stopped?;
     ended
@@ -353,7 +353,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
 struct ShutDownOnClose;
 
 impl ControlHooks for ShutDownOnClose {
-    fn close(&self, _request: &Value) -> anyhow::Result<()> {
+    fn close(&self, _deferred: bool) -> inlock_serve::Result<()> {
         signals::request_shutdown();
         Ok(())
     }
@@ -429,8 +429,10 @@ fn cannot_serve(error: ServerError) -> anyhow::Error {
         server::Listen::Tcp(address) => address.to_string(),
     };
     match error {
-        ServerError::InUse(listen) => CliError::AddressInUse { address: address(&listen) }.into(),
-        ServerError::NotASocket(path) => CliError::AddressInUse { address: path.display().to_string() }.into(),
+        ServerError::InUse(listen) => inlock_serve::Error::AddressInUse { address: address(&listen) }.into(),
+        ServerError::NotASocket(path) => {
+            inlock_serve::Error::AddressInUse { address: path.display().to_string() }.into()
+        }
         ServerError::Listen { listen, source } => {
             anyhow::Error::from(source).context(format!("cannot listen on {}", address(&listen)))
         }

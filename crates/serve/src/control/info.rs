@@ -1,0 +1,498 @@
+//! Information about a running volume: its state file, and the status that its process returns.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use inlock_engine::stats::Snapshot;
+use inlock_engine::{CryptMapping, Device};
+use inlock_volume::Printable;
+use inlock_volume::table::CryptOptions;
+use serde::{Deserialize, Serialize};
+
+use super::engine::{EngineCounters, EngineInfo};
+use super::integrity::IntegrityStatus;
+use super::metrics::{Buckets, Counters, LastError, Percentiles, Time, phases};
+use super::verity::VerityStatus;
+use crate::attach::stale::StaleDevice;
+use crate::error::{Error, Result};
+use inlock_open::info::{SegmentInfo, VolumeInfo, thread_flags};
+use inlock_open::key_check::{KeyCheck, KeyFingerprint};
+use inlock_open::layer::Layer;
+use inlock_open::path_text;
+use inlock_open::reload::Reloaded;
+use inlock_open::zones::ZonedInfo;
+
+/// A running volume as its state file describes it. Contains no key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RuntimeInfo {
+    /// Name of the volume.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `RAW`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The data device.
+    #[serde(with = "inlock_open::path_text")]
+    pub device: PathBuf,
+    /// A detached header.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "inlock_open::path_text::optional")]
+    pub header: Option<PathBuf>,
+    /// UUID of its header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Passphrase hash of a plain volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    /// Targets of its table.
+    pub segments: Vec<SegmentInfo>,
+    /// Its zones, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zoned: Option<ZonedInfo>,
+    /// Identities of the devices. In the process only.
+    #[serde(skip)]
+    pub devices: Vec<String>,
+    /// Recognizes the key. In the process only.
+    #[serde(skip)]
+    pub check: Option<KeyCheck>,
+    /// Recognizes the key when the process has died. In the state file only.
+    #[serde(default, alias = "stamp", skip_serializing_if = "Option::is_none")]
+    pub key_fingerprint: Option<KeyFingerprint>,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether discards reach the underlying device.
+    pub allow_discards: bool,
+    /// Whether holes of the devices read as zeroes (`--holes zero`).
+    #[serde(default)]
+    pub zero_holes: bool,
+    /// Flags of the header or the table alone. In the process only.
+    #[serde(skip)]
+    pub own_flags: CryptOptions,
+    /// Flags of dm-crypt's threads.
+    #[serde(default)]
+    pub table_flags: Vec<String>,
+    /// Policy of `--offload`.
+    pub offload: String,
+    /// Its cipher engine.
+    #[serde(default)]
+    pub engine: EngineInfo,
+    /// `nbd`, `fuse`, `loop`, `ublk`.
+    pub via: String,
+    /// Address for clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Address for scrapers of its metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
+    /// Path of the device or file that it is attached as.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "inlock_open::path_text::optional")]
+    pub node: Option<PathBuf>,
+    /// Identifies a block device when its process has died.
+    #[serde(default, alias = "mark", skip_serializing_if = "Option::is_none")]
+    pub device_cookie: Option<u32>,
+    /// I/O backend of the workers: `io_uring` or another word of the engine.
+    pub ring: String,
+    /// Number of workers or threads.
+    pub threads: usize,
+}
+
+/// A running volume and its current state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// Description that the state file has, too.
+    #[serde(flatten)]
+    pub info: RuntimeInfo,
+    /// Length of the volume in sectors of 512 bytes.
+    pub sectors: u64,
+    /// Whether requests wait.
+    pub suspended: bool,
+    /// Whether the key is in the process's memory. A raw volume has none.
+    pub key_present: bool,
+    /// A flush has failed: earlier writes may be lost, and no later flush succeeds.
+    #[serde(default)]
+    pub writes_lost: bool,
+    /// Whether it closes as soon as it is no longer in use (`close --deferred`).
+    #[serde(default)]
+    pub close_deferred: bool,
+    /// Last error of the underlying device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_store_error: Option<LastError>,
+    /// Counters since it was opened.
+    pub counters: Counters,
+    /// Counters of a cipher engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_counters: Option<EngineCounters>,
+    /// State of a dm-integrity volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub integrity: Option<IntegrityStatus>,
+    /// State of a dm-verity device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verity: Option<VerityStatus>,
+    /// By phase: `total`, `queue`, `store`, `cipher`.
+    pub latency_ns: BTreeMap<String, Percentiles>,
+}
+
+impl RuntimeInfo {
+    /// Describes an opened volume. The caller adds how it is served or attached.
+    pub fn new(name: &impl fmt::Display, volume: VolumeInfo, device: &Device) -> Self {
+        let access = device.access();
+        Self {
+            name: name.to_string(),
+            pid: std::process::id(),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            kind: volume.kind,
+            device: volume.device,
+            header: volume.header,
+            uuid: volume.uuid,
+            hash: volume.hash,
+            segments: volume.segments,
+            zoned: ZonedInfo::of(device),
+            devices: volume.devices,
+            check: volume.check,
+            key_fingerprint: None,
+            read_only: access.read_only,
+            allow_discards: access.allow_discards,
+            zero_holes: device.mapping().has_zero_holes(),
+            own_flags: volume.own_flags,
+            table_flags: thread_flags(&volume.flags),
+            offload: "none".to_owned(),
+            engine: EngineInfo::default(),
+            via: String::new(),
+            address: None,
+            metrics: None,
+            node: None,
+            device_cookie: None,
+            ring: String::new(),
+            threads: 0,
+        }
+    }
+
+    /// Sets the flags.
+    pub fn set_flags(&mut self, flags: &CryptOptions) {
+        self.allow_discards = flags.allow_discards;
+        self.table_flags = thread_flags(flags);
+    }
+
+    /// Takes over another table.
+    pub fn set_table(&mut self, table: Reloaded) -> CryptMapping {
+        self.kind = "TABLE".to_owned();
+        (self.header, self.uuid, self.hash) = (None, None, None);
+        self.segments = table.segments;
+        self.check = table.check;
+        self.own_flags = table.flags;
+        self.table_flags = thread_flags(&table.flags);
+        table.mapping
+    }
+
+    /// Returns the device or file that its process leaves behind when it dies.
+    pub fn stale_device(&self) -> StaleDevice<'_> {
+        StaleDevice {
+            name: &self.name,
+            method: &self.via,
+            node: self.node.as_deref(),
+            cookie: self.device_cookie,
+            mounted_over: None,
+        }
+    }
+
+    /// Whether its process publishes later where clients find it.
+    pub fn is_attaching(&self) -> bool {
+        self.node.is_none() && self.address.is_none()
+    }
+
+    /// Whether a segment is encrypted.
+    pub fn has_key(&self) -> bool {
+        self.segments.iter().any(|segment| segment.cipher.is_some())
+    }
+
+    /// Refuses another volume for a device that awaits recovery: its users would read and destroy that one.
+    pub fn check_same_volume(&self, new: &Self) -> Result<()> {
+        let source = |info: &Self| (info.kind.clone(), info.device.clone(), info.uuid.clone(), info.hash.clone());
+        let mapping = |info: &Self| (info.segments.clone(), info.read_only, info.zero_holes);
+        let same_key = match (&self.key_fingerprint, &new.check) {
+            (Some(fingerprint), Some(check)) => fingerprint.is_of(check),
+            (None, _) => !new.has_key(),
+            (Some(_), None) => false,
+        };
+        if source(self) == source(new) && mapping(self) == mapping(new) {
+            if same_key {
+                return Ok(());
+            }
+            return Err(Error::RecoveredKey { name: self.name.clone() });
+        }
+        let (name, kind) = (self.name.clone(), self.kind.clone());
+        Err(Error::RecoveredVolume { name, kind, device: path_text::text_of(&self.device).into_owned() })
+    }
+
+    /// Returns the path of the device or file, or else the address.
+    pub fn endpoint(&self) -> String {
+        match (&self.node, &self.address) {
+            (Some(node), _) => path_text::text_of(node).into_owned(),
+            (None, Some(address)) => address.clone(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// cryptsetup's lines, then Inlock's own.
+impl fmt::Display for VolumeStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let info = &self.info;
+        writeln!(f, "{} is active.", info.name)?;
+        writeln!(f, "  type:    {}", info.kind)?;
+        let crypt = info.segments.iter().find(|segment| segment.cipher.is_some());
+        if let Some(SegmentInfo { cipher: Some(cipher), key_bits, .. }) = crypt {
+            writeln!(f, "  cipher:  {cipher}")?;
+            writeln!(f, "  keysize: {key_bits} [bits]")?;
+            let place = if self.key_present { "process memory" } else { "none (wiped)" };
+            writeln!(f, "  key location: {place}")?;
+        }
+        if let Some(integrity) = &self.integrity {
+            match crypt {
+                None => integrity.write_hash(f)?,
+                Some(_) => integrity.write_type(f)?,
+            }
+        }
+        if let Some(verity) = &self.verity {
+            verity.write_parameters(f)?;
+        }
+        writeln!(f, "  device:  {}", path_text::shown(&info.device))?;
+        if let Some(header) = &info.header {
+            let what = match (&self.verity, &self.integrity) {
+                (Some(_), _) => "hash device",
+                (None, Some(_)) if crypt.is_none() => "metadata device",
+                _ => "header",
+            };
+            writeln!(f, "  {what}:  {}", path_text::shown(header))?;
+        }
+        if let Some(integrity) = &self.integrity {
+            integrity.write_layout(f, crypt.is_none())?;
+        }
+        if let Some(first) = crypt.or(info.segments.first()) {
+            writeln!(f, "  sector size:  {} [bytes]", first.sector_size)?;
+            writeln!(f, "  offset:  {}", sectors(first.offset))?;
+        }
+        writeln!(f, "  size:    {}", sectors(self.sectors))?;
+        if let Some(zoned) = &info.zoned {
+            writeln!(f, "  zones:   {zoned}")?;
+        }
+        if let Some(skipped) = crypt.map(|segment| segment.iv_offset).filter(|sectors| *sectors > 0) {
+            writeln!(f, "  skipped: {skipped} [512-byte units]")?;
+        }
+        let mode = if info.read_only { "readonly" } else { "read/write" };
+        let recovery = self.integrity.as_ref().is_some_and(|integrity| integrity.is_in_recovery());
+        let recovery = if recovery { " recovery" } else { "" };
+        writeln!(f, "  mode:    {mode}{recovery}{}", if self.suspended { " (suspended)" } else { "" })?;
+        let mut flags = info.table_flags.clone();
+        flags.extend(self.verity.iter().flat_map(VerityStatus::flags).map(str::to_owned));
+        if info.allow_discards {
+            flags.insert(0, "discards".to_owned());
+        }
+        if !flags.is_empty() {
+            writeln!(f, "  flags:   {}", flags.join(" "))?;
+        }
+        self.write_own(f)
+    }
+}
+
+impl VolumeStatus {
+    /// Returns the status of a volume that has its key.
+    pub fn of(info: RuntimeInfo, device: &Device, layer: &dyn Layer, snapshot: &Snapshot) -> Self {
+        Self {
+            key_present: info.has_key(),
+            info,
+            sectors: device.len() / 512,
+            suspended: device.is_suspended(),
+            writes_lost: device.has_lost_writes(),
+            close_deferred: false,
+            last_store_error: LastError::of(snapshot),
+            counters: Counters::of(snapshot),
+            engine_counters: device.engine_stats().map(EngineCounters::of),
+            integrity: IntegrityStatus::of(layer),
+            verity: layer.verity().map(|store| VerityStatus::of(store)),
+            latency_ns: phases(snapshot)
+                .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
+                .into(),
+        }
+    }
+
+    /// Writes the lines that cryptsetup does not have.
+    fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (info, counters) = (&self.info, &self.counters);
+        writeln!(f, "  served:  {}", Printable::new(format!("{} {}", info.via, info.endpoint()).trim_end()))?;
+        writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
+        info.metrics.iter().try_for_each(|metrics| writeln!(f, "  metrics: {metrics}"))?;
+        if info.zero_holes {
+            writeln!(f, "  holes:   zero")?;
+        }
+        if info.has_key() {
+            let asked = |flag: &str| if info.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };
+            let (reads, writes) = (asked("no_read_workqueue"), asked("no_write_workqueue"));
+            writeln!(f, "  offload: {} (dm-crypt: reads {reads}, writes {writes})", info.offload)?;
+            writeln!(
+                f,
+                "  cipher work: {} requests inline, {} offloaded, {} calls of {:.1} units",
+                counters.inline,
+                counters.offloaded,
+                counters.cipher_calls,
+                counters.units_per_call()
+            )?;
+            writeln!(f, "  engine:  {}", info.engine)?;
+            if let Some(engine) = &self.engine_counters {
+                writeln!(f, "  engine work: {engine}")?;
+            }
+        }
+        writeln!(
+            f,
+            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed, \
+             {} refused",
+            counters.reads,
+            counters.bytes_read,
+            counters.writes,
+            counters.bytes_written,
+            counters.write_zeroes,
+            counters.flushes,
+            counters.discards,
+            counters.errors,
+            counters.refused
+        )?;
+        if let Some(integrity) = &self.integrity {
+            integrity.write_counters(f)?;
+        }
+        if let Some(verity) = &self.verity {
+            verity.write_counters(f)?;
+        }
+        if let Some(last) = &self.last_store_error {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            writeln!(
+                f,
+                "  I/O errors: {}, last {} s ago: {}: {}",
+                counters.store_errors,
+                now.saturating_sub(last.at),
+                last.operation.replace('_', "-"),
+                io::Error::from_raw_os_error(last.errno)
+            )?;
+        }
+        if self.writes_lost {
+            writeln!(f, "  data loss: a flush failed; reopen the volume")?;
+        }
+        for name in ["total", "queue", "store", "cipher"] {
+            if let Some(percentiles) = self.latency_ns.get(name).filter(|percentiles| percentiles.count > 0) {
+                let times = [percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.p99_99]
+                    .map(Time);
+                let [p50, p90, p99, p99_9, p99_99] = times;
+                writeln!(f, "  {name:7} p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p99_9}, p99.99 {p99_99}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sectors(number: u64) -> String {
+    format!("{number} [512-byte units] ({} [bytes])", number.saturating_mul(512))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_open::layer::Mapped;
+    use inlock_volume::{DataUnitSize, Segment, VolumeKey};
+    use std::num::NonZero;
+    use std::sync::Arc;
+
+    fn key(byte: u8) -> KeyCheck {
+        let spec = "aes-xts-plain64".parse().unwrap();
+        let segment = Segment::whole(Some(spec), DataUnitSize::SECTOR);
+        KeyCheck::new(&[segment], &VolumeKey::new(&[byte, 1].repeat(32))).unwrap()
+    }
+
+    /// Describes a volume as a process has left it, and as another process with the same key opens it.
+    fn info() -> RuntimeInfo {
+        let info: RuntimeInfo = serde_json::from_value(serde_json::json!({
+            "name": "data", "pid": 1, "started": 0, "type": "LUKS2", "device": "/dev/sdx", "uuid": "u",
+            "segments": [{
+                "start": 0, "sectors": null, "target": "crypt", "cipher": "aes-xts-plain64", "key_bits": 512,
+                "sector_size": 4096, "large_iv": false, "offset": 32768, "iv_offset": 0
+            }],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "ublk", "ring": "io_uring", "threads": 4
+        }))
+        .unwrap();
+        RuntimeInfo { check: Some(key(0)), key_fingerprint: Some(key(0).fingerprint().unwrap()), ..info }
+    }
+
+    #[test]
+    fn recovery_with_other_key_is_refused() {
+        let left: RuntimeInfo = serde_json::from_slice(&serde_json::to_vec(&info()).unwrap()).unwrap();
+        left.check_same_volume(&RuntimeInfo { key_fingerprint: None, ..info() }).unwrap();
+        for check in [Some(key(2)), None] {
+            let error = left.check_same_volume(&RuntimeInfo { check, key_fingerprint: None, ..info() }).unwrap_err();
+            assert!(matches!(error, Error::RecoveredKey { .. }), "{error}");
+        }
+        let unknown = RuntimeInfo { key_fingerprint: None, ..left };
+        unknown.check_same_volume(&info()).unwrap_err();
+        let raw = |info: RuntimeInfo| RuntimeInfo { segments: Vec::new(), check: None, key_fingerprint: None, ..info };
+        raw(info()).check_same_volume(&raw(info())).unwrap();
+    }
+
+    #[test]
+    fn status_says_that_holes_are_zero() {
+        let spec = "aes-xts-plain64".parse().unwrap();
+        let segment = Segment::whole(Some(spec), DataUnitSize::SECTOR);
+        for zero_holes in [false, true] {
+            let store = Arc::new(MemoryStore::new(vec![0; 4 << 20]).with_exact_holes(NonZero::new(1 << 20).unwrap()));
+            let device =
+                Device::new(&[segment], &VolumeKey::new(&[[3; 32], [4; 32]].concat()), store, Access::default());
+            let device = if zero_holes { device.unwrap().with_zero_holes().unwrap() } else { device.unwrap() };
+            let volume = VolumeInfo {
+                kind: "PLAIN".to_owned(),
+                device: "/dev/sdx".into(),
+                header: None,
+                uuid: None,
+                hash: None,
+                segments: vec![SegmentInfo::of(&segment, 64)],
+                check: None,
+                own_flags: CryptOptions::default(),
+                flags: CryptOptions::default(),
+                devices: Vec::new(),
+            };
+            let status = VolumeStatus::of(
+                RuntimeInfo::new(&"data", volume, &device),
+                &device,
+                &Mapped,
+                &device.stats().snapshot(),
+            );
+            assert_eq!(status.to_string().contains("\n  holes:   zero\n"), zero_holes, "{status}");
+            let json = serde_json::to_value(&status).unwrap();
+            assert_eq!(json["zero_holes"], zero_holes, "{json}");
+            assert_eq!(VolumeStatus::deserialize(json).unwrap().info.zero_holes, zero_holes);
+        }
+    }
+
+    #[test]
+    fn recovery_with_other_volume_is_refused() {
+        let left = info();
+        left.check_same_volume(&RuntimeInfo { pid: 2, started: 9, threads: 1, via: String::new(), ..info() }).unwrap();
+        let others: [fn(&mut RuntimeInfo); 7] = [
+            |info| info.kind = "PLAIN".into(),
+            |info| info.device = "/dev/sdy".into(),
+            |info| info.uuid = Some("v".into()),
+            |info| info.hash = Some("sha256".into()),
+            |info| info.segments[0].offset = 0,
+            |info| info.read_only = true,
+            |info| info.zero_holes = true,
+        ];
+        for (number, change) in others.into_iter().enumerate() {
+            let mut other = info();
+            change(&mut other);
+            let error = left.check_same_volume(&other).expect_err(&number.to_string());
+            assert!(matches!(error, Error::RecoveredVolume { .. }), "{error}");
+        }
+    }
+}
