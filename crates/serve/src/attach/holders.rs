@@ -17,6 +17,9 @@ use inlock_open::mounts::unescape;
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
+/// Time that a file system may take to release its device after it was unmounted.
+const RELEASE_TIME: Duration = Duration::from_secs(5);
+
 /// A holder of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
@@ -57,13 +60,17 @@ pub fn describe(holders: &[Holder]) -> String {
 
 /// Returns the holders of a block device. Waits shortly for processes to close it.
 pub fn of_device(node: &Path) -> Vec<Holder> {
-    let deadline = Instant::now() + SETTLE_TIME;
+    let begin = Instant::now();
     loop {
         let found = of_device_now(node);
-        // Includes an exiting process, and a file system that releases the device a moment after the unmount.
-        let passes = |holder: &Holder| matches!(holder, Holder::Process { .. } | Holder::Unknown);
-        let may_pass = !found.is_empty() && found.iter().all(passes);
-        if !may_pass || Instant::now() >= deadline {
+        // Until when each of them may pass: an exiting process, a file system that is being unmounted.
+        let passes = |holder: &Holder| match holder {
+            Holder::Process { .. } => SETTLE_TIME,
+            Holder::Unknown => RELEASE_TIME,
+            _ => Duration::ZERO,
+        };
+        let wait = found.iter().map(passes).min().unwrap_or_default();
+        if begin.elapsed() >= wait {
             return found;
         }
         std::thread::sleep(Duration::from_millis(50));
