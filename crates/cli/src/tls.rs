@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use inlock_frontend::nbd::certificates::CertificateError;
 use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 
-use crate::error::{CliError, Status};
-use crate::ui::print::warn;
-use inlock_open::private_key;
+use inlock_open::{Context, private_key};
+use inlock_serve::error::{Cause, Error, Result};
 
 /// Values of `tls`.
 pub(crate) const MODES: [&str; 3] = ["off", "on", "require"];
@@ -20,7 +19,7 @@ pub(crate) fn options(
     mode: Option<&str>,
     dir: Option<&PathBuf>,
     verify_peer: bool,
-) -> Result<Option<TlsOptions>, String> {
+) -> std::result::Result<Option<TlsOptions>, String> {
     let mode = match mode {
         None | Some("off") => {
             let name = match (dir.is_some(), verify_peer) {
@@ -44,23 +43,18 @@ pub(crate) fn options(
 }
 
 /// Reads the certificates.
-pub(crate) fn load(options: &TlsOptions) -> anyhow::Result<TlsServer> {
+pub(crate) fn load(context: &Context, options: &TlsOptions) -> Result<TlsServer> {
     let server = TlsServer::load(options).map_err(cannot_use)?;
     if let Some(warning) = private_key::warning(&options.certificates.join("server-key.pem")) {
-        warn(warning);
+        context.warn(warning);
     }
     Ok(server)
 }
 
 /// Explains why a file of certificates or keys cannot be used.
-pub(crate) fn cannot_use(error: CertificateError) -> anyhow::Error {
-    let status = match error.source.as_ref().map(io::Error::kind) {
-        None => Status::Wrong,
-        Some(io::ErrorKind::PermissionDenied) => Status::Permission,
-        Some(_) => Status::Device,
-    };
-    let reason = crate::error::message_of(&anyhow::Error::msg(error.reason.clone()));
-    let hint = "the directory of --tls-certificates needs server-cert.pem and server-key.pem, and ca-cert.pem with \
-                --tls-verify-peer; create them with openssl";
-    CliError::Remote(format!("Cannot use {}: {reason}.", error.path.display()), Some(hint.to_owned()), status).into()
+pub(crate) fn cannot_use(error: CertificateError) -> Error {
+    let kind = error.source.as_ref().map(io::Error::kind);
+    // Without the number of a system's error.
+    let reason = inlock_open::error::message_of(&*Cause::from(error.reason));
+    Error::Certificates { path: error.path, reason, kind }
 }

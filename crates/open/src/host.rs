@@ -105,7 +105,7 @@ impl Host for Silent {}
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    host: Box<dyn Host>,
+    host: Arc<dyn Host>,
     settings: Settings,
     opened: Mutex<Vec<Weak<dyn AsyncStore>>>,
 }
@@ -119,7 +119,14 @@ impl std::fmt::Debug for Context {
 impl Context {
     /// Returns a context of a program.
     pub fn new(host: impl Host + 'static, settings: Settings) -> Self {
-        Self(Arc::new(Inner { host: Box::new(host), settings, opened: Mutex::default() }))
+        Self(Arc::new(Inner { host: Arc::new(host), settings, opened: Mutex::default() }))
+    }
+
+    /// Returns a context of the same program and settings, whose devices [`Context::abort`] gives up alone.
+    #[must_use]
+    pub fn separate(&self) -> Self {
+        let Inner { host, settings, .. } = &*self.0;
+        Self(Arc::new(Inner { host: Arc::clone(host), settings: settings.clone(), opened: Mutex::default() }))
     }
 
     /// Returns the program.

@@ -110,8 +110,9 @@ impl Attaching {
         let node = open.state().attachment.node().to_owned();
         let info = RuntimeInfo { node: Some(node.clone()), ..info };
         let link = Link::make(program.context(), files.name().as_str(), &node);
-        let volume = ServedVolume::new(program, info, stores.running(), files, Arc::clone(&open));
-        let control = Control::start(claim, volume, serving.metrics)?;
+        let volume =
+            ServedVolume::new(program.context().clone(), info, stores.running(), Some(files), Arc::clone(&open));
+        let control = Control::start(program, claim, volume, serving.metrics)?;
         Ok(AttachedVolume { link, open, control, node })
     }
 }

@@ -35,6 +35,11 @@ pub enum Error {
     /// `pid`: 0 if it is unknown, as long as the process starts.
     #[error("The process serving {name} does not respond.")]
     Unreachable { name: String, pid: u32, source: Option<io::Error> },
+    /// `name`: the volume that it may serve.
+    #[error("The server of many volumes in process {pid} does not respond; it may serve {name}.")]
+    ServerSilent { name: String, pid: u32 },
+    #[error("The server of {name} (process {pid}) has died.")]
+    ServerGone { name: String, pid: u32 },
     #[error("State file {} {fault}.", .path.display())]
     StateFile { name: String, path: PathBuf, fault: String, is_newer: bool, remains: bool },
     #[error("Cannot rename {} to {}: {cause}.", .path.display(), .aside.display())]
@@ -102,6 +107,42 @@ pub enum Error {
     /// Error of another process, which replied with it.
     #[error("{}", .0.message)]
     Told(Box<Told>),
+
+    // Volumes of a server of many.
+    #[error("Volume {name} does not exist.")]
+    UnknownVolume { name: String },
+    #[error("Volume {name} already exists.")]
+    VolumeExists { name: String },
+    #[error("Volume {name} is {state}.")]
+    NotOpen { name: String, state: &'static str },
+    #[error("Volume {name} is in use by {clients} clients.")]
+    VolumeInUse { name: String, clients: usize },
+    #[error("Volume {name} is served with others, and cannot be closed later.")]
+    NotDeferrable { name: String },
+    #[error("Volume {name} is not added: {fault}.")]
+    NotAdded { name: String, fault: String },
+    /// `outcome`: what else has changed.
+    #[error("{outcome}. The last writes to a volume that was closed may be lost.")]
+    ClosedWithLoss { outcome: String },
+    /// The last closing of the volume.
+    #[error("{0}")]
+    LastClosing(String),
+    #[error("{} is zoned; NBD clients can only read it.", .image.display())]
+    Zoned { image: PathBuf },
+    #[error("{} {what}.", .program.display())]
+    KeyCommand { program: PathBuf, what: String },
+    #[error("File {} has more than {max} bytes.", .path.display())]
+    ConfigTooLong { path: PathBuf, max: u64 },
+    #[error("File {}, {fault}.", .path.display())]
+    Config { path: PathBuf, fault: String },
+    #[error("{what} {} is not used, because {reason}.", .path.display())]
+    Untrusted { what: &'static str, path: PathBuf, reason: String },
+    #[error("TLS of a running server cannot change.")]
+    TlsStays,
+    #[error("Cannot use {}: {reason}.", .path.display())]
+    Certificates { path: PathBuf, reason: String, kind: Option<io::ErrorKind> },
+    #[error("The server at {} cannot be reached.", .path.display())]
+    ServerUnreachable { path: PathBuf, source: io::Error },
 
     // Addresses.
     #[error("Address {address} is in use.")]
@@ -223,7 +264,7 @@ impl From<rustix::io::Errno> for Error {
 }
 
 /// Adds a sentence to an error.
-pub(crate) trait ResultExt<T> {
+pub trait ResultExt<T> {
     /// The sentence says what has failed.
     fn context(self, what: &str) -> Result<T>;
     /// Like [`ResultExt::context`].

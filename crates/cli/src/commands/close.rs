@@ -64,11 +64,13 @@ fn close(name: &Name, deferred: bool, purpose: Purpose) -> Result<(), Error> {
         Found::Active(mut client) if deferred => {
             client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
         }
-        Found::Active(client) => match client.close(&json!({"command": "close"})) {
-            // The process died after it had accepted the connection.
-            Err(Error::Gone { .. }) => clean_up(name, purpose),
-            closed => closed,
-        },
+        Found::Active(client) => {
+            match client.close(&json!({"command": "close", "force": purpose == Purpose::ForcedClose})) {
+                // The process died after it had accepted the connection.
+                Err(Error::Gone { .. }) => clean_up(name, purpose),
+                closed => closed,
+            }
+        }
         Found::Gone(_) | Found::Unusable(_) => clean_up(name, purpose),
         Found::Inactive => Err(Error::Inactive { name: name.to_string() }),
     }

@@ -10,6 +10,7 @@ use super::status::add_common_names;
 use super::top::{self, Source};
 use crate::args::action::{Action, Prepared};
 use crate::error::CliError;
+use crate::host::context;
 use crate::many::control::{self, request};
 use crate::many::status::{Listed, ListedStatus};
 use crate::ui::columns::Columns;
@@ -153,12 +154,12 @@ fn run(socket: &Path, command: &Command, json: bool, force: bool) -> anyhow::Res
         Command::Add(volume, keys) => (request("add", Some(volume)), Some(keys.read()?)),
         Command::Remove(volume) => (json!({"command": "remove", "volume": volume, "force": force}), None),
     };
-    let reply = control::call(socket, &request, keys.as_deref())?;
+    let reply = control::call(context(), socket, &request, keys.as_deref())?;
     print(format_args!("{}\n", reply.get("outcome").and_then(Value::as_str).unwrap_or_default()))
 }
 
 fn list(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let mut reply = control::call(socket, &request("list", None), None)?;
+    let mut reply = control::call(context(), socket, &request("list", None), None)?;
     let volumes = reply.remove("volumes").unwrap_or_default();
     if json {
         return print(format_args!("{volumes:#}\n"));
@@ -177,7 +178,7 @@ fn list(socket: &Path, json: bool) -> anyhow::Result<()> {
 }
 
 fn status(socket: &Path, volume: &str, json: bool) -> anyhow::Result<()> {
-    let mut status = Value::Object(control::call(socket, &request("status", Some(volume)), None)?);
+    let mut status = Value::Object(control::call(context(), socket, &request("status", Some(volume)), None)?);
     if !json {
         return print(ListedStatus::parse(&status)?);
     }

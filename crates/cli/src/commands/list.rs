@@ -9,9 +9,10 @@ use crate::ui::columns::Columns;
 use crate::ui::print::{print, warn};
 use inlock_open::path_text;
 use inlock_serve::Error;
-use inlock_serve::control::client::{Client, Found};
+use inlock_serve::control::client::{self, Client, Found};
 use inlock_serve::control::files::Files;
-use inlock_serve::control::info::RuntimeInfo;
+use inlock_serve::control::info::{Described, RuntimeInfo};
+use inlock_serve::control::servers::ServerFiles;
 use inlock_serve::control::state_file::StateFile;
 
 pub(crate) const ACTION: Action = Action {
@@ -36,7 +37,14 @@ const COLUMNS: [(&str, &str); 8] = [
 ];
 
 fn run(json: bool) -> anyhow::Result<()> {
-    let rows: Vec<Value> = Files::all()?.into_iter().filter_map(row).collect();
+    let mut rows: Vec<Value> = Files::all()?.into_iter().filter_map(row).collect();
+    for server in ServerFiles::all()? {
+        match client::open_volumes(context(), &server) {
+            Ok(volumes) => rows.extend(volumes.iter().map(of_server)),
+            Err(error) => warn(message_of(&error.into())),
+        }
+    }
+    rows.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
     if json {
         return print(format_args!("{:#}\n", Value::Array(rows)));
     }
@@ -98,6 +106,14 @@ fn row(files: Files) -> Option<Value> {
     };
     row["state"] = state.into();
     Some(row)
+}
+
+/// Describes an open volume of a server of many.
+fn of_server(volume: &Described) -> Value {
+    let mut row = described(&volume.info);
+    row["errors"] = volume.store_errors.into();
+    row["state"] = if volume.suspended { "suspended" } else { "active" }.into();
+    row
 }
 
 fn described(info: &RuntimeInfo) -> Value {

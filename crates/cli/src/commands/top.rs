@@ -18,10 +18,12 @@ use crate::many::control;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;
 use crate::ui::print::{print, print_controls};
-use inlock_serve::control::client::{Client, Found};
+use inlock_serve::Error;
+use inlock_serve::control::client::{self, Client, Found};
 use inlock_serve::control::files::Files;
 use inlock_serve::control::metrics::{Buckets, Percentiles, Sample, Time};
 use inlock_serve::control::name::Name;
+use inlock_serve::control::servers::ServerFiles;
 
 pub(crate) const ACTION: Action = Action {
     name: "top",
@@ -53,7 +55,7 @@ pub(super) fn run(source: Source<'_>, once: bool, json: bool) -> anyhow::Result<
     let is_named = matches!(source, Source::Names([_, ..]));
     for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && is_named) {
         if matches!(row.state, "inactive" | "gone") {
-            return Err(inlock_serve::Error::Inactive { name: row.name.clone() }.into());
+            return Err(Error::Inactive { name: row.name.clone() }.into());
         }
     }
     if !once && !json && isatty(rustix::stdio::stdout()) && isatty(rustix::stdio::stdin()) {
@@ -115,10 +117,8 @@ struct IntegrityRates {
 impl Watch<'_> {
     fn look(&mut self) -> anyhow::Result<Vec<Row>> {
         let volumes = match self.source {
-            Source::Names([]) => Files::all()?.into_iter().map(found).collect(),
-            Source::Names(names) => {
-                names.iter().map(|name| Files::of(name).map(found)).collect::<Result<_, inlock_serve::Error>>()?
-            }
+            Source::Names([]) => all()?,
+            Source::Names(names) => names.iter().map(found).collect::<Result<_, _>>()?,
             Source::Server(socket) => samples_of(socket)?,
         };
         let mut now = BTreeMap::new();
@@ -140,24 +140,46 @@ impl Watch<'_> {
 /// Name, process id, state and sample of a volume.
 type Volume = (String, u32, &'static str, Option<Sample>);
 
-fn found(files: Files) -> Volume {
-    let name = files.name().to_string();
-    let pid = files.state().pid().unwrap_or(0);
-    let (state, sample) = match Client::find_at(context(), files) {
-        Ok(Found::Active(mut client)) => match client.sample() {
-            Ok(sample) => (state_of(&sample), Some(sample)),
-            Err(_) => ("unreachable", None),
-        },
+/// Samples all volumes of the run directory, and the open ones of its servers.
+fn all() -> Result<Vec<Volume>, Error> {
+    let mut all: Vec<Volume> = Files::all()?
+        .into_iter()
+        .map(|files| sampled(files.name(), Client::find_at(context(), files.clone())))
+        .collect();
+    for server in ServerFiles::all()? {
+        // One that does not reply is not shown, as it does not tell its volumes.
+        let samples = client::samples(context(), &server).unwrap_or_default();
+        all.extend(samples.into_iter().map(|(name, sample)| (name, server.pid(), state_of(&sample), Some(sample))));
+    }
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(all)
+}
+
+fn found(name: &Name) -> Result<Volume, Error> {
+    Files::of(name)?;
+    Ok(sampled(name, Client::find(context(), name)))
+}
+
+fn sampled(name: &Name, found: Result<Found, Error>) -> Volume {
+    let mut pid = 0;
+    let (state, sample) = match found {
+        Ok(Found::Active(mut client)) => {
+            pid = client.pid();
+            match client.sample() {
+                Ok(sample) => (state_of(&sample), Some(sample)),
+                Err(_) => ("unreachable", None),
+            }
+        }
         Ok(Found::Gone(_)) => ("gone", None),
         Ok(Found::Unusable(unusable)) => (unusable.state(), None),
         Ok(Found::Inactive) => ("inactive", None),
         Err(_) => ("unreachable", None),
     };
-    (name, pid, state, sample)
+    (name.to_string(), pid, state, sample)
 }
 
 fn samples_of(socket: &Path) -> anyhow::Result<Vec<Volume>> {
-    let mut reply = control::call(socket, &control::request("stats", None), None)?;
+    let mut reply = control::call(context(), socket, &control::request("stats", None), None)?;
     let samples: BTreeMap<String, Sample> = serde_json::from_value(reply.remove("samples").unwrap_or_default())?;
     Ok(samples.into_iter().map(|(name, sample)| (name, 0, state_of(&sample), Some(sample))).collect())
 }

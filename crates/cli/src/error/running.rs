@@ -1,5 +1,6 @@
 //! Exit status and hint of errors of running volumes.
 
+use std::io;
 use std::path::Path;
 
 use inlock_engine::ControlError;
@@ -12,7 +13,17 @@ use super::Status;
 /// Returns the exit status. `None`: that of the causes.
 pub(super) fn status(error: &Error) -> Option<Status> {
     Some(match error {
-        Error::Inactive { .. } | Error::Gone { .. } => Status::Device,
+        Error::Inactive { .. } | Error::Gone { .. } | Error::ServerGone { .. } | Error::UnknownVolume { .. } => {
+            Status::Device
+        }
+        Error::NotOpen { .. } => Status::Device,
+        Error::ServerUnreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            Status::Permission
+        }
+        Error::ServerUnreachable { .. } => Status::Device,
+        Error::Certificates { kind: None, .. } => Status::Wrong,
+        Error::Certificates { kind: Some(io::ErrorKind::PermissionDenied), .. } => Status::Permission,
+        Error::Certificates { .. } => Status::Device,
         Error::NameInUse { .. }
         | Error::Unreachable { .. }
         | Error::StateFile { .. }
@@ -21,8 +32,13 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         | Error::Held { .. }
         | Error::InProgress
         | Error::Closing
+        | Error::ServerSilent { .. }
+        | Error::VolumeExists { .. }
+        | Error::VolumeInUse { .. }
         | Error::AddressInUse { .. } => Status::Busy,
-        Error::RecoveredKey { .. } | Error::CannotAttach { not_permitted: true, .. } => Status::Permission,
+        Error::RecoveredKey { .. } | Error::CannotAttach { not_permitted: true, .. } | Error::Untrusted { .. } => {
+            Status::Permission
+        }
         Error::Told(told) => Status::from_number(told.exit.into()),
         Error::Open(_) | Error::Control(_) | Error::Io(_) | Error::Other(_) | Error::Failed { .. } => return None,
         _ => Status::Wrong,
@@ -50,6 +66,7 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         Error::MethodMissing { best: Some(method), .. } => format!("use --via {}, which works here", method.name()),
         Error::CannotAttach { instead, .. } => return of_attaching(*instead),
         Error::Told(told) => return told.hint.clone(),
+        Error::ServerSilent { pid, .. } => format!("check process {pid}; it may be stopped"),
         error if is_of_command_line(error) => "run `inlock --help` to list actions and options".to_owned(),
         error => fixed_hint(error)?.to_owned(),
     })
@@ -86,6 +103,39 @@ fn fixed_hint(error: &Error) -> Option<&'static str> {
         Error::Panicked { .. } => "see its log; the state of the volume is unknown",
         Error::AddressInUse { .. } => "stop the server that listens there, or use another address",
         Error::NotLoopback(_) => "use tcp:localhost:PORT or unix:PATH, or allow it with --insecure",
+        error => return of_many(error),
+    })
+}
+
+/// Returns a hint for errors of a server of many volumes.
+fn of_many(error: &Error) -> Option<&'static str> {
+    Some(match error {
+        Error::ServerGone { .. } => "start the server again",
+        Error::UnknownVolume { .. } => "run `inlock control SOCKET list`",
+        Error::VolumeExists { .. } => "choose another name, or remove the volume first",
+        Error::NotOpen { .. } => "it opens when a client connects; run `inlock control SOCKET list` to see all",
+        Error::VolumeInUse { .. } => "disconnect them first, or use --force",
+        Error::NotDeferrable { .. } => "close it now, or set idle-timeout in the file of the server",
+        Error::NotAdded { .. } => "correct the key; nothing has changed",
+        Error::ClosedWithLoss { .. } => "the log of the server names the volume and the cause",
+        Error::Zoned { .. } => "set read-only = true",
+        Error::KeyCommand { .. } => {
+            "run key-command of the volume by hand; it has to print the key and exit with status 0"
+        }
+        Error::ConfigTooLong { .. } => "divide the volumes between several servers",
+        Error::Config { .. } => "correct the file",
+        Error::Untrusted { .. } => {
+            "let root or the user of the server own it and all directories above, and no others write to them; or use \
+             --allow-untrusted-config"
+        }
+        Error::TlsStays => "stop the server, and start it again",
+        Error::Certificates { .. } => {
+            "the directory of --tls-certificates needs server-cert.pem and server-key.pem, and ca-cert.pem with \
+             --tls-verify-peer; create them with openssl"
+        }
+        Error::ServerUnreachable { source, .. } if source.kind() != io::ErrorKind::PermissionDenied => {
+            "start the server with --control SOCKET, or check the path"
+        }
         _ => return None,
     })
 }

@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches};
 use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::throttle::ExportLimits;
 use inlock_frontend::nbd::tls::TlsOptions;
+use inlock_serve::error::ResultExt;
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
@@ -25,10 +25,11 @@ use crate::args::options::Options;
 use crate::args::parse::explain;
 use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, message_of};
-use crate::system::trusted_config;
+use crate::system::trusted_config::Trust;
 use crate::values;
 use inlock_open::engine::EngineOptions;
 use inlock_open::source::{OpenOptions, VolumeType};
+use inlock_serve::Error;
 
 /// Maximum length of a file in bytes.
 const MAX_LEN: u64 = 16 << 20;
@@ -145,16 +146,15 @@ impl Fault {
 pub(crate) type VolumeConfigs = BTreeMap<String, VolumeConfig>;
 
 /// Reads a file. `added`: volumes that were added at run time.
-pub(crate) fn read(path: &Path, added: &VolumeConfigs) -> anyhow::Result<Config> {
+pub(crate) fn read(path: &Path, trust: Trust, added: &VolumeConfigs) -> inlock_serve::Result<Config> {
     let mut text = String::new();
-    let file = trusted_config::open_config(path)?;
-    file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
+    let file = trust.open_config(path)?;
+    let cannot = || format!("cannot read {}", path.display());
+    file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(cannot)?;
     if text.len() as u64 > MAX_LEN {
-        let message = format!("File {} has more than {MAX_LEN} bytes.", path.display());
-        return Err(CliError::refused(message, "divide the volumes between several servers"));
+        return Err(Error::ConfigTooLong { path: path.to_owned(), max: MAX_LEN });
     }
-    parse(&text, added)
-        .map_err(|error| CliError::refused(format!("File {}, {error}.", path.display()), "correct the file"))
+    parse(&text, added).map_err(|fault| Error::Config { path: path.to_owned(), fault })
 }
 
 /// Parses the text of a file. An error is the number of a line, and what is wrong there.
@@ -570,7 +570,7 @@ mod tests {
         let path = dir.path().join("volumes.toml");
         let read = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            super::read(&path, &VolumeConfigs::new()).map(|config| config.volumes.len())
+            super::read(&path, Trust::Checked, &VolumeConfigs::new()).map(|config| config.volumes.len())
         };
         let mut bytes = b"[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n#".to_vec();
         bytes.resize(MAX_LEN as usize, b'x');

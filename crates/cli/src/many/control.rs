@@ -5,21 +5,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use inlock_open::Context;
+use inlock_serve::control::client::{connect, exchange, fields_of};
+use inlock_serve::control::listener::Listener;
+use inlock_serve::control::served::{guarded, is_deferred};
+use inlock_serve::control::server::{ControlThread, Controlled, fields};
+use inlock_serve::error::ResultExt;
+use inlock_serve::pipe;
+use inlock_serve::{Error, Program, Reply, Result};
 use serde_json::{Map, Value, json};
 
 use super::volumes::Volumes;
-use crate::error::{CliError, Status, told};
-use crate::host::{context, program};
-use inlock_serve::control::client::{connect, exchange, fields_of};
-use inlock_serve::control::listener::Listener;
-use inlock_serve::control::served::guarded;
-use inlock_serve::control::server::{ControlThread, Controlled, fields};
-use inlock_serve::pipe;
-use inlock_serve::{Error, Reply};
 
 /// Commands that may run at the same time, one for each client.
 const MAX_CHANGES: usize = 32;
+/// The same with suspensions: a key can be wiped although other commands wait.
+const MAX_CHANGES_AND_SUSPENSIONS: usize = 64;
 /// Maximum length of the keys of a volume in bytes: the capacity of a pipe.
 const MAX_KEYS: usize = 65_536;
 /// Maximum length of a reply in bytes, with all volumes that a server may have.
@@ -29,48 +30,53 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Starts to serve commands and scrapers. Dropping the result ends that, and removes the sockets' paths.
 pub(crate) fn start(
-    path: Option<&Path>,
+    program: Arc<dyn Program>,
+    commands: Vec<Listener>,
     metrics: Option<Listener>,
     volumes: Arc<Volumes>,
-) -> anyhow::Result<ControlThread> {
-    Ok(ControlThread::start(program(), path.map(Listener::bind_unix).transpose()?, metrics, volumes)?)
+) -> Result<ControlThread> {
+    ControlThread::start(program, commands, metrics, volumes)
 }
 
 impl Controlled for Volumes {
-    fn max_changes(&self) -> usize {
-        MAX_CHANGES
+    fn max_changes(&self, command: &str) -> usize {
+        if command == "suspend" { MAX_CHANGES_AND_SUSPENSIONS } else { MAX_CHANGES }
     }
 
     fn query(&self, command: &str, request: &Value) -> Option<Reply> {
         let reply = |name: &str, value| Ok(Map::from_iter([(name.to_owned(), value?)]));
-        match command {
-            "list" => Some(reply("volumes", serde_json::to_value(self.list()))),
-            "stats" => Some(reply("samples", serde_json::to_value(self.samples()))),
-            "status" => {
-                let status = self.status(request["volume"].as_str().unwrap_or_default());
-                Some(status.map_err(passed_on).and_then(|status| fields(&status)))
+        let volume = volume_of(request);
+        match (command, volume) {
+            ("list", _) => Some(reply("volumes", serde_json::to_value(self.list()))),
+            ("open", _) => Some(reply("volumes", serde_json::to_value(self.open_volumes()))),
+            ("stats", "") => Some(reply("samples", serde_json::to_value(self.samples()))),
+            ("stats", name) => Some(self.sample(name).and_then(|sample| fields(&sample))),
+            ("status", name) => Some(self.status(name).and_then(|status| fields(&status))),
+            ("state", name) => {
+                let state = self.state_of(name).unwrap_or("unknown");
+                Some(Ok(Map::from_iter([("state".to_owned(), state.into())])))
             }
+            // Also while another command waits for the store.
+            ("abort", name) => Some(self.abort(name).map(|()| Map::new())),
             _ => None,
         }
     }
 
     fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
         guarded(command, || {
-            let name = request["volume"].as_str().unwrap_or_default();
-            let outcome = match command {
-                "reload" => self.reload().map_err(passed_on)?,
-                "close" => self
-                    .close(name, request["force"] == true)
-                    .map(|()| format!("{name} is closed"))
-                    .map_err(passed_on)?,
-                "add" => keys_of(pipe)
-                    .and_then(|keys| self.add(name, &keys))
-                    .map(|()| format!("{name} is added"))
-                    .map_err(passed_on)?,
-                "remove" => self
-                    .remove(name, request["force"] == true)
-                    .map(|()| format!("{name} is removed"))
-                    .map_err(passed_on)?,
+            let (name, force) = (volume_of(request), request["force"] == true);
+            let outcome = match (command, name) {
+                ("reload", "") => self.reload()?,
+                ("close", name) if is_deferred(request) => {
+                    return Err(Error::NotDeferrable { name: name.to_owned() });
+                }
+                ("close", name) => self.close(name, force).map(|()| format!("{name} is closed"))?,
+                ("add", name) => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
+                ("remove", name) => self.remove(name, force).map(|()| format!("{name} is removed"))?,
+                ("cancel_deferred", _) => return Err(Error::NotDeferred),
+                ("suspend" | "resume" | "reload" | "refresh" | "resize", name) => {
+                    return self.change(name, command, request, pipe);
+                }
                 _ => return Err(Error::Request(format!("The server does not know the command '{command}'."))),
             };
             Ok(Map::from_iter([("outcome".to_owned(), outcome.into())]))
@@ -86,32 +92,26 @@ impl Controlled for Volumes {
     }
 }
 
-/// Returns an error of the command as one that a client is told.
-fn passed_on(error: anyhow::Error) -> Error {
-    Error::Told(Box::new(told(&error)))
+/// Returns the volume that a request names.
+fn volume_of(request: &Value) -> &str {
+    request["volume"].as_str().unwrap_or_default()
 }
 
 /// Receives the keys of a volume.
-fn keys_of(pipe: Option<OwnedFd>) -> anyhow::Result<String> {
-    let Some(pipe) = pipe else { return Err(CliError::usage("The keys of the volume are missing.")) };
+fn keys_of(pipe: Option<OwnedFd>) -> Result<String> {
+    let Some(pipe) = pipe else { return Err(Error::Request("The keys of the volume are missing.".to_owned())) };
     let text = pipe::read_text(&pipe, MAX_KEYS).context("cannot receive the keys of the volume")?;
     String::from_utf8(text.to_vec()).context("the keys of the volume are not text")
 }
 
-/// Sends a command to a server, with the keys of a volume if it has some, and returns its reply.
-pub(crate) fn call(path: &Path, request: &Value, keys: Option<&str>) -> anyhow::Result<Map<String, Value>> {
-    let cannot = || format!("The server at {} cannot be reached.", path.display());
-    let unreachable = |error: std::io::Error| {
-        let hint = Some("start the server with --control SOCKET, or check the path".to_owned());
-        match error.kind() {
-            std::io::ErrorKind::PermissionDenied => anyhow::Error::from(error).context(cannot()),
-            _ => anyhow::Error::from(error).context(CliError::Remote(cannot(), hint, Status::Device)),
-        }
-    };
+/// Sends a command to the server at `path`, with the keys of a volume if it has some, and returns its reply.
+pub(crate) fn call(context: &Context, path: &Path, request: &Value, keys: Option<&str>) -> Result<Map<String, Value>> {
+    let cannot = |source| Error::ServerUnreachable { path: path.to_owned(), source };
+    let lost = || format!("The server at {} cannot be reached.", path.display());
     let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
-    let mut server = connect(context(), &std::path::absolute(path)?).map_err(unreachable)?;
-    let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(cannot)?;
-    Ok(fields_of(&line, path.display())?)
+    let mut server = connect(context, &std::path::absolute(path)?).map_err(cannot)?;
+    let line = exchange(&mut server, request, keys.transpose()?.as_ref(), (TIMEOUT, MAX_REPLY)).with_context(lost)?;
+    fields_of(&line, path.display())
 }
 
 /// Returns a request with a command.

@@ -8,31 +8,28 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use zeroize::Zeroizing;
 
-use crate::error::CliError;
-use crate::system::trusted_config;
+use crate::system::trusted_config::Trust;
 use inlock_open::helper_process::{self, Helper};
+use inlock_serve::{Error, Result};
 
 /// Maximum length of a key: what a pipe holds.
 const MAX_LEN: usize = 4096;
 
-const HINT: &str = "run key-command of the volume by hand; it has to print the key and exit with status 0";
-
 /// Runs a helper, and returns what it printed. Blocks, for `timeout` at most.
-pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration) -> anyhow::Result<Zeroizing<Vec<u8>>> {
-    let (program, arguments) = words.split_first().context("key-command is empty")?;
-    let failed = |what: String| CliError::refused(format!("{} {what}.", program.display()), HINT);
-    trusted_config::check_configured(Path::new(program))?;
+pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration, trust: Trust) -> Result<Zeroizing<Vec<u8>>> {
+    let (program, arguments) = words.split_first().ok_or_else(|| Error::Request("key-command is empty".to_owned()))?;
+    let failed = |what: String| Error::KeyCommand { program: program.into(), what };
+    trust.check_program(Path::new(program))?;
     let mut command = helper_process::command(program, 3);
     command.args(arguments).env("INLOCK_VOLUME", volume);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let child = command.spawn().map_err(|error| failed(format!("cannot be run: {error}")))?;
     let mut helper = Helper(child);
-    let output: OwnedFd = helper.0.stdout.take().context("the helper has no output")?.into();
+    let output: OwnedFd = helper.0.stdout.take().ok_or_else(|| failed("has no output".to_owned()))?.into();
     let deadline = Instant::now() + timeout.min(Duration::from_secs(86_400));
     let mut key = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
     let mut block = Zeroizing::new([0; 512]);
@@ -79,7 +76,7 @@ mod tests {
     fn key_is_what_the_helper_prints_up_to_the_longest_one() {
         let shell = |script: &str| {
             let words: Vec<OsString> = ["/bin/sh", "-c", script].map(OsString::from).into();
-            run(&words, "the volume", Duration::from_secs(600)).map(|key| key.to_vec())
+            run(&words, "the volume", Duration::from_secs(600), Trust::Checked).map(|key| key.to_vec())
         };
         assert_eq!(shell("printf %s \"$INLOCK_VOLUME\"; cat").unwrap(), b"the volume", "nothing comes from outside");
         assert_eq!(shell("head -c 4096 /dev/zero").unwrap(), [0; 4096]);

@@ -3,6 +3,8 @@
 mod backoff;
 pub(crate) mod config;
 pub(crate) mod control;
+mod entry;
 mod key_command;
+mod running;
 pub(crate) mod status;
 pub(crate) mod volumes;

@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use inlock_engine::stats::Snapshot;
 use inlock_frontend::nbd::throttle::ThrottleStats;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::volumes::{EntryState, Running, Stage, Volumes};
-use inlock_serve::control::info::VolumeStatus;
+use super::entry::{EntryState, Stage};
+use super::running::Running;
+use super::volumes::Volumes;
+use inlock_serve::control::info::{Described, VolumeStatus};
 use inlock_serve::control::metrics::Sample;
 use inlock_serve::control::openmetrics::{Text, seconds};
+use inlock_serve::control::served::ServedVolume;
+use inlock_serve::{Error, Result};
 
 /// States of a volume.
 const STATES: [&str; 4] = ["closed", "opening", "open", "closing"];
@@ -43,21 +46,30 @@ impl Stage {
             Self::Closed => STATES[0],
             Self::Opening => STATES[1],
             Self::Open(_) => STATES[2],
-            Self::Closing => STATES[3],
+            Self::Closing(_) => STATES[3],
+        }
+    }
+
+    /// Returns the volume while it is open or closes.
+    pub(super) fn volume(&self) -> Option<&ServedVolume> {
+        match self {
+            Self::Open(running) => Some(&running.volume),
+            Self::Closing(volume) => Some(volume),
+            Self::Closed | Self::Opening => None,
         }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
         match self {
             Self::Open(running) => Some(running),
-            Self::Closed | Self::Opening | Self::Closing => None,
+            Self::Closed | Self::Opening | Self::Closing(_) => None,
         }
     }
 }
 
 impl EntryState {
     /// Returns the state. A volume that is being removed is closing, also while it still opens.
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         if self.is_removed { STATES[3] } else { self.stage.name() }
     }
 }
@@ -80,20 +92,6 @@ impl Listed {
             throttled_ns: u64::try_from(throttle.throttled.as_nanos()).unwrap_or(u64::MAX),
             closing_failed: state.has_closing_failed,
         }
-    }
-}
-
-impl Running {
-    fn status(&self, snapshot: &Snapshot) -> VolumeStatus {
-        VolumeStatus::of((*self.info).clone(), &self.stores.device, &*self.stores.layer, snapshot)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        self.stores.device.stats().snapshot()
-    }
-
-    fn sample(&self) -> Sample {
-        Sample::new(&self.stores.device, &*self.stores.layer, self.opened)
     }
 }
 
@@ -157,19 +155,48 @@ impl Volumes {
     }
 
     /// Returns the status of a volume, as fields of a reply.
-    pub(super) fn status(&self, name: &str) -> anyhow::Result<Value> {
-        let status = self.look(name, |state| ListedStatus {
+    pub(super) fn status(&self, name: &str) -> Result<Value> {
+        let mut status = self.look(name, |state| ListedStatus {
             listed: Listed::new(name, state),
-            open: state.stage.running().map(|running| running.status(&running.snapshot())),
+            open: state.stage.running().map(|running| running.volume.status()),
         })?;
+        if let Some(open) = &mut status.open {
+            open.info.address = self.uri(name);
+        }
         Ok(status.fields()?)
+    }
+
+    /// Returns the state of a volume.
+    pub(super) fn state_of(&self, name: &str) -> Result<&'static str> {
+        self.look(name, EntryState::name)
+    }
+
+    /// Returns a sample of an open volume.
+    pub(super) fn sample(&self, name: &str) -> Result<Sample> {
+        let sample = self.look(name, |state| {
+            let running = state.stage.running().ok_or(state.name());
+            running.map(|running| running.volume.sample())
+        })?;
+        sample.map_err(|state| Error::NotOpen { name: name.to_owned(), state })
+    }
+
+    /// Describes the open volumes.
+    pub(super) fn open_volumes(&self) -> Vec<Described> {
+        let mut list = Vec::new();
+        self.each(|name, state| {
+            let Some(running) = state.stage.running() else { return };
+            let mut volume = running.volume.describe();
+            volume.info.address = self.uri(name);
+            list.push(volume);
+        });
+        list
     }
 
     /// Returns samples of the open volumes.
     pub(super) fn samples(&self) -> BTreeMap<String, Sample> {
         let mut samples = BTreeMap::new();
         self.each(|name, state| {
-            samples.extend(state.stage.running().map(|running| (name.to_owned(), running.sample())));
+            samples.extend(state.stage.running().map(|running| (name.to_owned(), running.volume.sample())));
         });
         samples
     }
@@ -186,8 +213,7 @@ impl Volumes {
                 text.sample("inlock_volume_state", &[("inlock_volume_state", name)], value);
             }
             let Some(running) = state.stage.running() else { return };
-            let snapshot = running.snapshot();
-            text.volume(&running.status(&snapshot), &snapshot, false);
+            running.volume.write_metrics(&mut text);
             let clients = running.server.clients().to_string();
             text.gauge("inlock_clients", "", "Clients of the volume.", &clients);
             let throttle = running.server.throttle_stats();

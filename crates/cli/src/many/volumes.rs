@@ -3,34 +3,28 @@
 mod close_all;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use anyhow::Context;
-use inlock_engine::Access;
-use inlock_frontend::nbd::exports::{Catalog, ExportServer, Lease, Unavailable};
+use inlock_frontend::nbd::exports::{Catalog, Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
-use inlock_frontend::nbd::server::ServerOptions;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
+use inlock_serve::control::served::ServedVolume;
+use inlock_serve::error::ResultExt;
+use inlock_serve::{Error, Program, Reply, Result};
+use serde_json::Value;
 
 use close_all::close_all;
 
 use super::backoff::Backoff;
-use super::config::{self, Config, Opening, VolumeConfig, VolumeConfigs};
-use super::key_command;
-use crate::error::{CliError, Status, message_of};
-use crate::host::context;
+use super::config::{self, Config, VolumeConfigs};
+use super::entry::{Change, Entry, EntryState, IfOpening, Stage, lock};
+use super::running::Shared;
+use crate::system::trusted_config::Trust;
 use crate::tls;
-use crate::ui::log::log_about;
-use inlock_open::engine::EngineOptions;
-use inlock_open::open::{has_zones, open};
-use inlock_open::source::KeySource;
-use inlock_open::unlocked::LockedStores;
-use inlock_serve::control::engine::EngineInfo;
-use inlock_serve::control::info::RuntimeInfo;
 
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the threads of the server.
@@ -41,13 +35,10 @@ const MANY_WAITING: usize = 256;
 /// Threads that close idle volumes.
 const IDLE_CLOSERS: usize = 32;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// All volumes of a server.
 pub(crate) struct Volumes {
     file: PathBuf,
+    shared: Arc<Shared>,
     state: Mutex<State>,
     /// TLS for all clients, as the file had it first.
     tls: Option<(TlsOptions, Arc<TlsServer>)>,
@@ -55,22 +46,14 @@ pub(crate) struct Volumes {
     changing: Mutex<()>,
     /// Clients at rest.
     parking: Parking,
-    closings: Arc<Closings>,
     /// Clients that wait for volumes to open.
     waiting: AtomicUsize,
     /// Number of closings after which memory was last given back to the system.
     released_after: AtomicU64,
+    /// URIs of the volumes, once clients can connect.
+    uri: OnceLock<Box<dyn Fn(&str) -> String + Send + Sync>>,
     /// Threads that close idle volumes.
     idle_closers: Arc<AtomicUsize>,
-}
-
-/// Closings of all volumes since the server started.
-#[derive(Default)]
-struct Closings {
-    /// Number of those that have ended.
-    number: AtomicU64,
-    /// One of them has failed: writes may be lost.
-    has_failed: AtomicBool,
 }
 
 struct State {
@@ -80,77 +63,33 @@ struct State {
     entries: BTreeMap<String, Arc<Entry>>,
 }
 
-/// A volume. Its lock is held for moments only, never while it opens or closes.
-struct Entry {
-    name: String,
-    waiting: AtomicUsize,
-    state: Mutex<EntryState>,
-    /// The stage has changed.
-    changed: Condvar,
-    closings: Arc<Closings>,
-}
-
-pub(super) struct EntryState {
-    /// Configuration of the next opening; one that has begun with another compares when it ends.
-    pub(super) config: VolumeConfig,
-    pub(super) stage: Stage,
-    /// It was added by a command, and the file does not have it.
-    pub(super) is_added: bool,
-    /// It was removed, or the server stops.
-    pub(super) is_removed: bool,
-    /// Failure of the last closing, on any thread: writes may be lost. Commands that find the volume closed report it;
-    /// one that is opened again forgets it.
-    close_failure: Option<String>,
-    /// Some closing has failed since the server started.
-    pub(super) has_closing_failed: bool,
-    /// Failures to open it. A command or a new configuration forgets them.
-    backoff: Backoff,
-}
-
-pub(super) enum Stage {
-    Closed,
-    Opening,
-    Open(Box<Running>),
-    Closing,
-}
-
-/// An open volume.
-pub(super) struct Running {
-    pub(super) stores: LockedStores,
-    pub(super) server: Arc<ExportServer>,
-    pub(super) info: Box<RuntimeInfo>,
-    pub(super) opened: Instant,
-    idle_since: Option<Instant>,
-    /// It was reported that a worker cannot start.
-    is_start_failure_reported: bool,
-}
-
 impl Volumes {
     /// Reads the file.
-    pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn load(program: Arc<dyn Program>, file: &Path, trust: Trust) -> Result<Self> {
         let file = std::path::absolute(file)?;
-        let Config { default, idle_timeout, tls, volumes } = config::read(&file, &VolumeConfigs::new())?;
+        let Config { default, idle_timeout, tls, volumes } = config::read(&file, trust, &VolumeConfigs::new())?;
         let tls = match tls {
             None => None,
             Some(options) => {
-                let server = Arc::new(tls::load(&options)?);
+                let server = Arc::new(tls::load(program.context(), &options)?);
                 Some((options, server))
             }
         };
-        let closings = Arc::default();
-        let entry = |(name, config): (String, _)| (name.clone(), Entry::new(name, config, false, &closings));
+        let shared = Arc::new(Shared::new(program, trust));
+        let entry = |(name, config): (String, _)| (name.clone(), Entry::new(name, config, false, &shared));
         let entries = volumes.into_iter().map(entry);
         let state = State { default, idle_timeout, entries: entries.collect() };
         let parking = Parking::start()?;
         Ok(Self {
             file,
+            shared,
             state: Mutex::new(state),
             tls,
             changing: Mutex::default(),
             parking,
-            closings,
             waiting: AtomicUsize::new(0),
             released_after: AtomicU64::new(0),
+            uri: OnceLock::new(),
             idle_closers: Arc::default(),
         })
     }
@@ -185,10 +124,10 @@ impl Volumes {
 
     /// Loads the file again. An invalid file changes nothing. Volumes that a command added stay, unless the file has
     /// them now. Blocks until removed volumes are closed; one that is opening is closed when that ends.
-    pub(crate) fn reload(&self) -> anyhow::Result<String> {
+    pub(crate) fn reload(&self) -> Result<String> {
         let _changing = lock(&self.changing);
         let added = self.configs(|state| state.is_added && !state.is_removed);
-        let Config { default, idle_timeout, tls, volumes } = config::read(&self.file, &added)?;
+        let Config { default, idle_timeout, tls, volumes } = config::read(&self.file, self.shared.trust, &added)?;
         self.reload_tls(tls.as_ref())?;
         let (mut new, mut changed) = (0, 0);
         let (mut removed, mut to_close) = (Vec::new(), Vec::new());
@@ -204,7 +143,7 @@ impl Volumes {
             match state.entries.get(&name).map(|entry| (entry, entry.configure(&config))) {
                 None | Some((_, Change::Removed)) => {
                     new += 1;
-                    state.entries.insert(name.clone(), Entry::new(name, config, false, &self.closings));
+                    state.entries.insert(name.clone(), Entry::new(name, config, false, &self.shared));
                 }
                 Some((_, Change::None)) => {}
                 Some((_, Change::Applied)) => changed += 1,
@@ -222,32 +161,28 @@ impl Volumes {
         let is_flushed = close_all(&to_close, IfOpening::Leave);
         let outcome = format!("{new} volumes added, {count} removed, {changed} changed");
         if !is_flushed {
-            let message = format!("{outcome}. The last writes to a volume that was closed may be lost.");
-            let hint = Some("the log of the server names the volume and the cause".to_owned());
-            return Err(CliError::Remote(message, hint, Status::Wrong).into());
+            return Err(Error::ClosedWithLoss { outcome });
         }
         Ok(outcome)
     }
 
     /// Adds a volume with these keys of a table. An error changes nothing.
-    pub(crate) fn add(&self, name: &str, keys: &str) -> anyhow::Result<()> {
+    pub(crate) fn add(&self, name: &str, keys: &str) -> Result<()> {
         let _changing = lock(&self.changing);
         let others = self.configs(|_| true);
         if others.contains_key(name) {
-            let hint = Some("choose another name, or remove the volume first".to_owned());
-            return Err(CliError::Remote(format!("Volume {name} already exists."), hint, Status::Busy).into());
+            return Err(Error::VolumeExists { name: name.to_owned() });
         }
         let idle_timeout = lock(&self.state).idle_timeout;
-        let config = config::parse_volume(name, keys, idle_timeout, &others).map_err(|error| {
-            CliError::refused(format!("Volume {name} is not added: {error}."), "correct the key; nothing has changed")
-        })?;
-        let entry = Entry::new(name.to_owned(), config, true, &self.closings);
+        let config = config::parse_volume(name, keys, idle_timeout, &others)
+            .map_err(|fault| Error::NotAdded { name: name.to_owned(), fault })?;
+        let entry = Entry::new(name.to_owned(), config, true, &self.shared);
         lock(&self.state).entries.insert(name.to_owned(), entry);
         Ok(())
     }
 
     /// Closes a volume for good, and forgets it. Refuses if it has clients, unless `force`. Blocks.
-    pub(crate) fn remove(&self, name: &str, force: bool) -> anyhow::Result<()> {
+    pub(crate) fn remove(&self, name: &str, force: bool) -> Result<()> {
         let entry = self.known(name)?;
         entry.retire(force)?;
         let closed = entry.close(IfOpening::Wait);
@@ -261,15 +196,13 @@ impl Volumes {
     }
 
     /// Reads the certificates again, for new clients.
-    fn reload_tls(&self, options: Option<&TlsOptions>) -> anyhow::Result<()> {
+    fn reload_tls(&self, options: Option<&TlsOptions>) -> Result<()> {
         match (options, &self.tls) {
             (None, None) => Ok(()),
             (Some(options), Some((first, server))) if options.mode == first.mode => {
                 server.reload(options).map_err(tls::cannot_use)
             }
-            _ => {
-                Err(CliError::refused("TLS of a running server cannot change.", "stop the server, and start it again"))
-            }
+            _ => Err(Error::TlsStays),
         }
     }
 
@@ -323,7 +256,7 @@ impl Volumes {
 
     /// Returns whether volumes were closed since the last call: their memory is to be given back to the system.
     fn has_freed_memory(&self) -> bool {
-        let closings = self.closings.number.load(Ordering::Acquire);
+        let closings = self.shared.closings.load(Ordering::Acquire);
         self.released_after.swap(closings, Ordering::AcqRel) != closings
     }
 
@@ -332,13 +265,16 @@ impl Volumes {
     pub(crate) fn has_stopped_without_loss(&self) -> bool {
         let entries: Vec<_> = std::mem::take(&mut lock(&self.state).entries).into_values().collect();
         entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
-        close_all(&entries, IfOpening::Wait) && !self.closings.has_failed.load(Ordering::Acquire)
+        close_all(&entries, IfOpening::Wait) && !self.shared.has_closing_failed.load(Ordering::Acquire)
     }
 
     /// Closes a volume; the next client opens it again. Refuses if it has clients, unless `force`.
-    pub(crate) fn close(&self, name: &str, force: bool) -> anyhow::Result<()> {
+    pub(crate) fn close(&self, name: &str, force: bool) -> Result<()> {
         let entry = self.known(name)?;
         let mut state = lock(&entry.state);
+        if state.is_changing {
+            return Err(Error::InProgress);
+        }
         entry.check_unused(&state, force)?;
         state.backoff = Backoff::default();
         if matches!(state.stage, Stage::Open(_)) {
@@ -349,13 +285,33 @@ impl Volumes {
         entry.close(IfOpening::Wait)
     }
 
+    /// Executes a command that changes an open volume, as a process does that serves it alone. Blocks.
+    pub(super) fn change(&self, name: &str, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
+        self.known(name)?.change(command, request, pipe)
+    }
+
+    /// Fails what waits for the devices of a volume that is open or closes, and everything later. Does not block.
+    pub(super) fn abort(&self, name: &str) -> Result<()> {
+        self.look(name, |state| state.stage.volume().map(ServedVolume::abort)).map(drop)
+    }
+
+    /// Sets how clients reach the volumes: from a name to a URI. Only the first call counts.
+    pub(crate) fn set_uri(&self, uri: impl Fn(&str) -> String + Send + Sync + 'static) {
+        let _ = self.uri.set(Box::new(uri));
+    }
+
+    /// Returns the URI of a volume.
+    pub(super) fn uri(&self, name: &str) -> Option<String> {
+        self.uri.get().map(|uri| uri(name))
+    }
+
     /// Shows each volume to `look`.
     pub(super) fn each(&self, mut look: impl FnMut(&str, &EntryState)) {
         self.entries().iter().for_each(|entry| look(&entry.name, &lock(&entry.state)));
     }
 
     /// Returns what `look` makes of a volume.
-    pub(super) fn look<T>(&self, name: &str, look: impl FnOnce(&EntryState) -> T) -> anyhow::Result<T> {
+    pub(super) fn look<T>(&self, name: &str, look: impl FnOnce(&EntryState) -> T) -> Result<T> {
         Ok(look(&lock(&self.known(name)?.state)))
     }
 
@@ -366,307 +322,9 @@ impl Volumes {
     }
 
     /// Returns the volume that a command names.
-    fn known(&self, name: &str) -> anyhow::Result<Arc<Entry>> {
+    fn known(&self, name: &str) -> Result<Arc<Entry>> {
         let entry = self.entry(name).filter(|_| !name.is_empty());
-        entry.ok_or_else(|| unknown(name))
-    }
-}
-
-/// Returns the error of a command that names no volume of the server.
-fn unknown(name: &str) -> anyhow::Error {
-    let hint = Some("run `inlock control SOCKET list`".to_owned());
-    CliError::Remote(format!("Volume {name} does not exist."), hint, Status::Device).into()
-}
-
-/// Treatment of a volume that is opening when it is to be closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IfOpening {
-    /// Blocks until it is open, and closes it.
-    Wait,
-    /// Leaves it to the thread that opens it, which finds it removed or changed.
-    Leave,
-}
-
-/// Effect of a new configuration on a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    None,
-    /// It holds now, for connected clients too.
-    Applied,
-    /// The volume has to be closed for it.
-    ToClose,
-    /// The volume is being removed; another one takes its place.
-    Removed,
-}
-
-impl EntryState {
-    /// Returns whether the volume is open and to be closed: it has been idle for long enough, or its workers have
-    /// failed.
-    fn is_due(&self, now: Instant) -> bool {
-        let Stage::Open(running) = &self.stage else { return false };
-        let idle = running.idle_since.filter(|_| running.server.clients() == 0);
-        let idle = idle.map(|since| now.saturating_duration_since(since));
-        let is_idle_for_long = self.config.idle_timeout.zip(idle).is_some_and(|(timeout, idle)| idle >= timeout);
-        !running.server.is_healthy() || is_idle_for_long
-    }
-}
-
-impl Entry {
-    fn new(name: String, config: VolumeConfig, is_added: bool, closings: &Arc<Closings>) -> Arc<Self> {
-        let state = EntryState {
-            config,
-            stage: Stage::Closed,
-            is_added,
-            is_removed: false,
-            close_failure: None,
-            has_closing_failed: false,
-            backoff: Backoff::default(),
-        };
-        Arc::new(Self {
-            name,
-            waiting: AtomicUsize::new(0),
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            closings: Arc::clone(closings),
-        })
-    }
-
-    /// Prints a message about the volume. Does not block.
-    fn log(&self, text: impl std::fmt::Display) {
-        log_about(format_args!("volume {}", self.name), text);
-    }
-
-    /// Blocks until the stage changes.
-    fn wait<'a>(&self, state: MutexGuard<'a, EntryState>) -> MutexGuard<'a, EntryState> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the right to connect a client. Opens the volume first if it is closed. Blocks.
-    fn lease(&self, parking: &Parking) -> Result<Lease, Unavailable> {
-        let mut state = lock(&self.state);
-        loop {
-            if state.is_removed {
-                return Err(Unavailable::Unknown);
-            }
-            let EntryState { stage, backoff, .. } = &mut *state;
-            match stage {
-                Stage::Open(running) => {
-                    running.idle_since = None;
-                    return running.server.lease().ok_or(Unavailable::Refused);
-                }
-                Stage::Closed if backoff.is_waiting(Instant::now()) => return Err(Unavailable::Refused),
-                Stage::Closed => state = self.open(state, parking)?,
-                Stage::Opening | Stage::Closing => state = self.wait(state),
-            }
-        }
-    }
-
-    /// Opens the volume, unless it is removed or gets other options meanwhile.
-    fn open<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, EntryState>,
-        parking: &Parking,
-    ) -> Result<MutexGuard<'a, EntryState>, Unavailable> {
-        state.stage = Stage::Opening;
-        let config = state.config.clone();
-        drop(state);
-        let opened = caught(|| Running::open(&self.name, &config, parking));
-        let mut state = lock(&self.state);
-        let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
-        let is_open = opened.is_ok();
-        match opened {
-            Ok(running) => {
-                running.server.set_limits(state.config.limits);
-                state.stage = Stage::Open(Box::new(running));
-                (state.close_failure, state.backoff) = (None, Backoff::default());
-                if !is_wanted {
-                    // A failure was reported.
-                    let _ = self.end(state);
-                    state = lock(&self.state);
-                }
-            }
-            Err(error) => {
-                state.stage = Stage::Closed;
-                let wait = if is_wanted { state.backoff.fail(Instant::now()).as_secs() } else { 0 };
-                self.log(format_args!("{} (tried again after {wait} s)", message_of(&error)));
-            }
-        }
-        self.changed.notify_all();
-        if is_open || !is_wanted { Ok(state) } else { Err(Unavailable::Refused) }
-    }
-
-    /// Takes over a configuration of the file.
-    fn configure(&self, config: &VolumeConfig) -> Change {
-        let mut state = lock(&self.state);
-        if state.is_removed {
-            return Change::Removed;
-        }
-        state.is_added = false;
-        state.backoff = Backoff::default();
-        if state.config == *config {
-            return Change::None;
-        }
-        let is_applicable = config.is_opened_like(&state.config);
-        state.config = config.clone();
-        match &state.stage {
-            _ if !is_applicable => return Change::ToClose,
-            Stage::Open(running) => running.server.set_limits(config.limits),
-            Stage::Closed | Stage::Opening | Stage::Closing => {}
-        }
-        Change::Applied
-    }
-
-    /// Takes no more clients. Refuses if there are some, unless `force`.
-    fn retire(&self, force: bool) -> anyhow::Result<()> {
-        let mut state = lock(&self.state);
-        if state.is_removed {
-            return Err(unknown(&self.name));
-        }
-        self.check_unused(&state, force)?;
-        state.is_removed = true;
-        Ok(())
-    }
-
-    /// Refuses if the volume has clients, unless `force`.
-    fn check_unused(&self, state: &EntryState, force: bool) -> anyhow::Result<()> {
-        let clients = match &state.stage {
-            Stage::Open(running) => running.server.clients(),
-            Stage::Opening => self.waiting.load(Ordering::Acquire).max(1),
-            Stage::Closed | Stage::Closing => 0,
-        };
-        if clients > 0 && !force {
-            let message = format!("Volume {} is in use by {clients} clients.", self.name);
-            let hint = Some("disconnect them first, or use --force".to_owned());
-            return Err(CliError::Remote(message, hint, Status::Busy).into());
-        }
-        Ok(())
-    }
-
-    /// Closes the volume if it is idle still. Blocks.
-    fn close_if_due(&self) {
-        let state = lock(&self.state);
-        if state.is_due(Instant::now()) {
-            // A failure was reported, and is that of the next command.
-            let _ = self.end(state);
-        }
-    }
-
-    /// Closes the volume, or waits until another thread has. Blocks.
-    ///
-    /// # Errors
-    /// Writes may be lost: this closing has failed, or that of the other thread, or the last one if the volume is
-    /// closed. This was reported.
-    fn close(&self, opening: IfOpening) -> anyhow::Result<()> {
-        let mut state = lock(&self.state);
-        loop {
-            match (&state.stage, opening) {
-                (Stage::Closed, _) => {
-                    let failed = |text: &String| CliError::Remote(text.clone(), None, Status::Wrong).into();
-                    return state.close_failure.as_ref().map_or(Ok(()), |text| Err(failed(text)));
-                }
-                (Stage::Opening, IfOpening::Leave) => return Ok(()),
-                (Stage::Open(_), _) => return self.end(state),
-                (Stage::Opening | Stage::Closing, _) => state = self.wait(state),
-            }
-        }
-    }
-
-    /// Closes the volume if it is open. Blocks, without the lock.
-    fn end(&self, mut state: MutexGuard<'_, EntryState>) -> anyhow::Result<()> {
-        let running = match std::mem::replace(&mut state.stage, Stage::Closing) {
-            Stage::Open(running) => running,
-            other => {
-                state.stage = other;
-                return Ok(());
-            }
-        };
-        drop(state);
-        let closed = caught(|| running.close());
-        if let Err(error) = &closed {
-            self.log(message_of(error));
-        }
-        self.closings.has_failed.fetch_or(closed.is_err(), Ordering::AcqRel);
-        self.closings.number.fetch_add(1, Ordering::AcqRel);
-        let mut state = lock(&self.state);
-        state.stage = Stage::Closed;
-        state.close_failure = closed.as_ref().err().map(message_of);
-        state.has_closing_failed |= closed.is_err();
-        drop(state);
-        self.changed.notify_all();
-        closed
-    }
-}
-
-/// Returns what `run` does, or an error after a panic: others wait for the stage that follows.
-fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("a defect of the server")))
-}
-
-impl Running {
-    fn open(name: &str, config: &VolumeConfig, parking: &Parking) -> anyhow::Result<Self> {
-        let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
-        let mut source = config.opening.source()?;
-        if !read_only && has_zones(context(), &source.source) {
-            return Err(CliError::refused(
-                format!("{} is zoned; NBD clients can only read it.", source.source.image.display()),
-                "set read-only = true",
-            ));
-        }
-        if !key_command.is_empty() {
-            let key = key_command::run(key_command, name, *key_timeout)?;
-            source.source.key.source = KeySource::Bytes(Arc::new(key.into()));
-        }
-        let engine_args = source.engine;
-        let engine = engine_args.map(EngineOptions::start).transpose()?;
-        let mut unlocked = open(context(), &source.source, !read_only, None)?;
-        unlocked.use_engine(engine);
-        let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
-        let info = unlocked.info.clone();
-        let stores = unlocked.into_device(source.io, access)?;
-        let mut options = ServerOptions::default();
-        options.export_name = name.to_owned();
-        options.description = "served by Inlock".to_owned();
-        options.threads = source.threads;
-        options.io = source.io;
-        options.max_connections = config.max_clients;
-        let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits, parking)?);
-        let info = Box::new(RuntimeInfo {
-            via: "nbd".to_owned(),
-            engine: EngineInfo::of(engine_args),
-            ring: server.ring_name().to_owned(),
-            threads: options.threads,
-            ..RuntimeInfo::new(&name, info, &stores.device)
-        });
-        Ok(Self { stores, server, info, opened: Instant::now(), idle_since: None, is_start_failure_reported: false })
-    }
-
-    /// Notes since when there are no clients.
-    fn note_clients(&mut self, now: Instant) {
-        if self.server.clients() > 0 {
-            self.idle_since = None;
-        } else {
-            self.idle_since.get_or_insert(now);
-        }
-    }
-
-    /// Returns what is to be reported: that a worker cannot start, or that it runs again.
-    fn start_failure_report(&mut self) -> Option<String> {
-        let failure = self.server.start_failure();
-        if failure.is_some() == self.is_start_failure_reported {
-            return None;
-        }
-        self.is_start_failure_reported = failure.is_some();
-        let failed = |cause| format!("{cause}; its clients wait");
-        Some(failure.map_or("its clients are served again".to_owned(), failed))
-    }
-
-    /// Answers what was read, disconnects its clients, flushes, and wipes its keys.
-    ///
-    /// # Errors
-    /// Writes may be lost.
-    fn close(self) -> anyhow::Result<()> {
-        let Self { stores, server, .. } = self;
-        stores.check_writes(server.stop().map_err(anyhow::Error::from))
+        entry.ok_or_else(|| Error::UnknownVolume { name: name.to_owned() })
     }
 }
 

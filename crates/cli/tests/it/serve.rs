@@ -5,6 +5,7 @@ mod many;
 mod many_close;
 mod many_failing;
 mod many_metrics;
+mod many_named;
 mod many_verbs;
 mod tls;
 

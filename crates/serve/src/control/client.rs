@@ -1,5 +1,6 @@
 //! The client of a control socket.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -11,13 +12,15 @@ use inlock_frontend::connect;
 use inlock_volume::Printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
-use super::info::{RuntimeInfo, VolumeStatus};
+use super::info::{Described, RuntimeInfo, VolumeStatus};
 use super::line::{self, Answer};
 use super::metrics::Sample;
 use super::name::Name;
+use super::servers::ServerFiles;
 use super::state_file::{StateFile, Unusable};
 use crate::error::{Error, Result};
 use crate::socket;
@@ -35,11 +38,63 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum length of an answer, in bytes.
 const ANSWER_MAX: usize = 1 << 20;
 
+/// The same of an answer about all volumes of a server.
+const ANSWER_OF_ALL_MAX: usize = 256 << 20;
+
 /// A connection to the process of a running volume.
 pub struct Client {
-    files: Files,
+    place: Place,
     socket: UnixStream,
     pid: u32,
+}
+
+/// Process of a volume.
+enum Place {
+    /// It has the name of the volume.
+    Own(Files),
+    /// A server of many volumes.
+    Server(ServerFiles, Name),
+}
+
+impl Place {
+    fn name(&self) -> &Name {
+        match self {
+            Self::Own(files) => files.name(),
+            Self::Server(_, name) => name,
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        match self {
+            Self::Own(files) => files.is_alive(),
+            Self::Server(server, _) => server.is_alive(),
+        }
+    }
+
+    fn is_exiting(&self) -> bool {
+        is_exiting(|| self.is_alive())
+    }
+
+    /// Returns the error for a process that has died.
+    fn gone(&self) -> Error {
+        let name = self.name().to_string();
+        match self {
+            Self::Own(_) => Error::Gone { name },
+            Self::Server(server, _) => Error::ServerGone { name, pid: server.pid() },
+        }
+    }
+}
+
+/// Whether a process that refuses or closes a connection exits: its lock goes last, after its socket.
+fn is_exiting(is_alive: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + EXIT_TIMEOUT;
+    while is_alive() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
 }
 
 /// State of a name.
@@ -62,24 +117,47 @@ pub fn connect(context: &Context, path: &Path) -> io::Result<UnixStream> {
     connect::unix(path, limit, waiting)
 }
 
-/// Whether a process that refuses or closes a connection exits: its lock goes last, after its socket.
-fn is_exiting(files: &Files) -> bool {
-    let deadline = Instant::now() + EXIT_TIMEOUT;
-    loop {
-        if !files.is_alive() {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 impl Client {
-    /// Connects to the process that holds the name.
+    /// Connects to the process that holds the name, or to a server of many volumes that has opened a volume of this
+    /// name.
     pub fn find(context: &Context, name: &Name) -> Result<Found> {
-        Self::find_at(context, Files::of(name)?)
+        match Self::find_at(context, Files::of(name)?)? {
+            Found::Inactive => Self::find_at_servers(context, name),
+            found => Ok(found),
+        }
+    }
+
+    fn find_at_servers(context: &Context, name: &Name) -> Result<Found> {
+        let mut silent = None;
+        for server in ServerFiles::all()? {
+            match Self::find_at_server(context, server, name) {
+                Ok(Some(client)) => return Ok(Found::Active(client)),
+                Ok(None) => {}
+                Err(error) => silent = Some(error),
+            }
+        }
+        // One that does not reply may have it.
+        silent.map_or(Ok(Found::Inactive), Err)
+    }
+
+    /// Connects to a server of many volumes. `None`: it has no open volume of this name, or it exits.
+    pub fn find_at_server(context: &Context, server: ServerFiles, name: &Name) -> Result<Option<Self>> {
+        let (path, pid) = (server.socket(), server.pid());
+        let place = Place::Server(server, name.clone());
+        let silent = || Error::ServerSilent { name: name.to_string(), pid };
+        let Ok(socket) = connect(context, &path) else {
+            return if place.is_exiting() { Ok(None) } else { Err(silent()) };
+        };
+        let mut client = Self { place, socket, pid };
+        match client.ask(&json!({"command": "state"}), None, QUERY_TIMEOUT) {
+            // One that closes may hang.
+            Ok(fields) => {
+                let state = fields.get("state").and_then(Value::as_str).unwrap_or_default();
+                Ok(matches!(state, "open" | "closing").then_some(client))
+            }
+            Err(Error::ServerGone { .. }) => Ok(None),
+            Err(_) => Err(silent()),
+        }
     }
 
     /// Connects to the process that holds the name of these files.
@@ -96,8 +174,8 @@ impl Client {
         let is_attaching = matches!(&state, StateFile::Whole(info) if info.is_attaching());
         let pid = state.pid().filter(|_| !is_attaching).unwrap_or(0);
         match connect(context, &files.socket()) {
-            Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
-            Err(_) if is_exiting(&files) => Ok(gone(files.state())),
+            Ok(socket) => Ok(Found::Active(Self { place: Place::Own(files), socket, pid })),
+            Err(_) if Place::Own(files.clone()).is_exiting() => Ok(gone(files.state())),
             Err(_) => Err(Error::Unreachable { name: files.name().to_string(), pid, source: None }),
         }
     }
@@ -115,7 +193,16 @@ impl Client {
     /// Returns the status of the volume.
     pub fn status(&mut self) -> Result<VolumeStatus> {
         let answer = self.ask(&json!({"command": "status"}), None, QUERY_TIMEOUT)?;
+        // A server of many volumes may have closed it meanwhile.
+        if answer.get("state").is_some_and(|state| state != "open") {
+            return Err(Error::Inactive { name: self.place.name().to_string() });
+        }
         Ok(serde_json::from_value(Value::Object(answer))?)
+    }
+
+    /// Returns the process that serves the volume.
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Returns a sample of the metrics.
@@ -129,8 +216,12 @@ impl Client {
         self.ask(request, pipe, COMMAND_TIMEOUT)
     }
 
-    /// Closes the volume, and waits until its process has exited and released all its devices.
+    /// Closes the volume, and waits until its process has released all its devices: it has exited, unless it serves
+    /// others.
     pub fn close(mut self, request: &Value) -> Result<()> {
+        if matches!(self.place, Place::Server(..)) {
+            return self.command(request, None).map(drop);
+        }
         let process = self.process();
         self.command(request, None)?;
         // The process exits right after the reply.
@@ -150,19 +241,59 @@ impl Client {
     }
 
     fn ask(&mut self, request: &Value, pipe: Option<&OwnedFd>, timeout: Duration) -> Result<Map<String, Value>> {
-        let answer = exchange(&mut self.socket, request, pipe, (timeout, ANSWER_MAX));
-        fields_of(&answer.map_err(|error| self.explain(error))?, self.files.name())
+        let mut request = request.clone();
+        if let Place::Server(_, name) = &self.place {
+            request["volume"] = name.as_str().into();
+        }
+        let answer = exchange(&mut self.socket, &request, pipe, (timeout, ANSWER_MAX));
+        fields_of(&answer.map_err(|error| self.explain(error))?, self.place.name())
     }
 
     fn explain(&self, error: io::Error) -> Error {
-        let name = self.files.name().to_string();
         let gone = match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => !self.files.is_alive(),
-            _ => is_exiting(&self.files),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => !self.place.is_alive(),
+            _ => self.place.is_exiting(),
         };
         match gone {
-            true => Error::Gone { name },
-            false => Error::Unreachable { name, pid: self.pid, source: Some(error) },
+            true => self.place.gone(),
+            false => Error::Unreachable { name: self.place.name().to_string(), pid: self.pid, source: Some(error) },
+        }
+    }
+}
+
+/// Returns what a server of many volumes tells of its open volumes.
+///
+/// # Errors
+/// It does not reply. A server that exits has no volumes.
+pub fn open_volumes(context: &Context, server: &ServerFiles) -> Result<Vec<Described>> {
+    of_all(context, server, "open", "volumes")
+}
+
+/// Returns samples of the open volumes of a server of many.
+///
+/// # Errors
+/// As those of [`open_volumes`].
+pub fn samples(context: &Context, server: &ServerFiles) -> Result<BTreeMap<String, Sample>> {
+    of_all(context, server, "stats", "samples")
+}
+
+fn of_all<T: DeserializeOwned + Default>(
+    context: &Context,
+    server: &ServerFiles,
+    command: &str,
+    field: &str,
+) -> Result<T> {
+    let asked = connect(context, &server.socket()).and_then(|mut socket| {
+        exchange(&mut socket, &json!({"command": command}), None, (QUERY_TIMEOUT, ANSWER_OF_ALL_MAX))
+    });
+    match asked {
+        Ok(line) => {
+            let mut fields = fields_of(&line, format_args!("process {}", server.pid()))?;
+            Ok(serde_json::from_value(fields.remove(field).unwrap_or_default())?)
+        }
+        Err(_) if is_exiting(|| server.is_alive()) => Ok(T::default()),
+        Err(source) => {
+            Err(Error::Unreachable { name: "many volumes".to_owned(), pid: server.pid(), source: Some(source) })
         }
     }
 }

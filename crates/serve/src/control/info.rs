@@ -137,6 +137,18 @@ pub struct VolumeStatus {
     pub latency_ns: BTreeMap<String, Percentiles>,
 }
 
+/// A running volume as lists show it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Described {
+    /// Description that the state file has, too.
+    #[serde(flatten)]
+    pub info: RuntimeInfo,
+    /// Whether requests wait.
+    pub suspended: bool,
+    /// Requests that failed with an error of the underlying device.
+    pub store_errors: u64,
+}
+
 impl RuntimeInfo {
     /// Describes an opened volume. The caller adds how it is served or attached.
     pub fn new(name: &impl fmt::Display, volume: VolumeInfo, device: &Device) -> Self {

@@ -17,5 +17,6 @@ pub mod name;
 pub mod openmetrics;
 pub mod served;
 pub mod server;
+pub mod servers;
 pub mod state_file;
 pub mod verity;

@@ -14,12 +14,12 @@ use inlock_volume::{Printable, Table, VolumeKey};
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
-use super::info::{RuntimeInfo, VolumeStatus};
+use super::info::{Described, RuntimeInfo, VolumeStatus};
 use super::metrics::Sample;
-use super::openmetrics;
+use super::openmetrics::{self, Text};
 use crate::error::{Error, Reply, Result, ResultExt, Told};
 use crate::pipe;
-use crate::program::Program;
+use inlock_open::Context;
 use inlock_open::key_check::KeyCheck;
 use inlock_open::layer::{Layer, NewTable, Resized, RunningVolume};
 use inlock_open::reload::reload;
@@ -61,18 +61,18 @@ pub struct ServedVolume {
     opened: Instant,
     key_present: AtomicBool,
     hooks: Box<dyn ControlHooks>,
-    files: Files,
+    files: Option<Files>,
     layer: Arc<dyn Layer>,
-    program: Arc<dyn Program>,
+    context: Context,
 }
 
 impl ServedVolume {
-    /// `files`: those of the volume's name.
+    /// `context`: that in which it was opened. `files`: those of its name in the run directory.
     pub fn new(
-        program: Arc<dyn Program>,
+        context: Context,
         info: RuntimeInfo,
         (device, layer): (Arc<Device>, Arc<dyn Layer>),
-        files: Files,
+        files: Option<Files>,
         hooks: impl ControlHooks + 'static,
     ) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl ServedVolume {
             opened: Instant::now(),
             hooks: Box::new(hooks),
             files,
-            program,
+            context,
         }
     }
 
@@ -108,14 +108,20 @@ impl ServedVolume {
         }
     }
 
+    /// Describes the volume without its counters and latencies. Does not block.
+    pub fn describe(&self) -> Described {
+        let store_errors = self.device.stats().snapshot().store_errors;
+        Described { info: self.info().clone(), suspended: self.device.is_suspended(), store_errors }
+    }
+
+    /// Writes the metrics of the volume among those of others.
+    pub fn write_metrics(&self, text: &mut Text) {
+        text.volume(&self.status(), &self.device.stats().snapshot(), false);
+    }
+
     /// Returns the metrics with whole histograms, from which differences are computed.
     pub fn sample(&self) -> Sample {
         Sample::new(&self.device, &*self.layer, self.opened)
-    }
-
-    /// Returns the program that serves it.
-    pub(crate) fn program(&self) -> &Arc<dyn Program> {
-        &self.program
     }
 
     /// Returns the metrics for a scraper.
@@ -144,7 +150,7 @@ impl ServedVolume {
 
     /// Fails the requests that wait for an NBD server, and all later ones. Does not block.
     pub fn abort(&self) {
-        self.program.context().abort();
+        self.context.abort();
     }
 
     /// Suspends I/O and wipes the key.
@@ -172,21 +178,26 @@ impl ServedVolume {
         let table = AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
         let name = self.info().name.clone();
         let volume = RunningVolume { name: &name, device: &self.device };
-        match self.layer.accept_table(self.program.context(), volume, table)? {
+        match self.layer.accept_table(&self.context, volume, table)? {
             NewTable::Lines(table) => self.reload_lines(&table),
             NewTable::Key(key, flags) => self.restore_key(&key, &flags),
         }
+    }
+
+    /// Replaces the state file.
+    fn publish(&self, info: &RuntimeInfo) -> Result<()> {
+        self.files.as_ref().map_or(Ok(()), |files| files.publish(info))
     }
 
     fn reload_lines(&self, table: &Table) -> Result<()> {
         let before = self.device.len();
         let old = self.info().clone();
         let mut info = old.clone();
-        let mapping = info.set_table(reload(self.program.context(), table, &self.device, &old.segments, &old.devices)?);
+        let mapping = info.set_table(reload(&self.context, table, &self.device, &old.segments, &old.devices)?);
         // If this process dies, its successor must find this table, and have its keys.
-        self.files.publish(&info)?;
+        self.publish(&info)?;
         if let Err(error) = self.device.reload(mapping) {
-            self.files.publish(&old)?;
+            self.publish(&old)?;
             return Err(match error {
                 ControlError::Shorter { .. } | ControlError::LargerUnit { .. } => Error::Table { source: error },
                 error => error.into(),
@@ -205,7 +216,7 @@ impl ServedVolume {
         }
         let mut info = self.info().clone();
         info.set_flags(flags);
-        self.files.publish(&info)?;
+        self.publish(&info)?;
         self.layer.set_key(&self.device, key)?;
         *self.info() = info;
         self.key_present.store(true, Ordering::Release);
@@ -228,7 +239,7 @@ impl ServedVolume {
             self.hooks.check_discards()?;
         }
         info.set_flags(&flags);
-        self.files.publish(&info)?;
+        self.publish(&info)?;
         self.device.allow_discards(flags.allow_discards);
         *self.info() = info;
         Ok(())
@@ -264,7 +275,7 @@ impl ServedVolume {
             if self.device.engine_stats().is_some_and(|engine| engine.keys == 0) {
                 let name = &info.name;
                 let text = format_args!("{name}: the cipher engine refuses the key; software is used instead");
-                self.program.context().warn(text);
+                self.context.warn(text);
             }
         }
         Ok(self.device.resume()?)
@@ -318,14 +329,6 @@ mod tests {
     use inlock_engine::store::memory::MemoryStore;
     use inlock_open::layer::Mapped;
 
-    struct Quiet(inlock_open::Context);
-
-    impl Program for Quiet {
-        fn context(&self) -> &inlock_open::Context {
-            &self.0
-        }
-    }
-
     struct PanickingHooks;
 
     impl ControlHooks for PanickingHooks {
@@ -343,8 +346,8 @@ mod tests {
         let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
         let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());
         let volume = (Arc::new(device), Arc::new(Mapped) as Arc<dyn Layer>);
-        let context = inlock_open::Context::new(inlock_open::host::Silent, inlock_open::Settings::default());
-        let volume = ServedVolume::new(Arc::new(Quiet(context)), info.unwrap(), volume, files, PanickingHooks);
+        let context = Context::new(inlock_open::host::Silent, inlock_open::Settings::default());
+        let volume = ServedVolume::new(context, info.unwrap(), volume, Some(files), PanickingHooks);
         let error = volume.change("close", &json!({}), None).unwrap_err();
         assert!(error.to_string().contains("'close' failed"), "{error}");
         volume.change("resize", &json!({}), None).unwrap();

@@ -29,13 +29,13 @@ use crate::error::{Error, Reply, Result, ResultExt, Told};
 use crate::program::Program;
 use crate::socket;
 
-/// Maximum number of clients.
-const CLIENTS_MAX: usize = 32;
+/// Maximum number of clients: more than may wait for their commands, so that another command finds a place.
+const CLIENTS_MAX: usize = 96;
 
 /// Object of the commands of a socket.
 pub trait Controlled: Send + Sync + 'static {
-    /// Returns the number of commands that may change it at the same time.
-    fn max_changes(&self) -> usize;
+    /// Returns the number of commands that may change it at the same time, this one included.
+    fn max_changes(&self, command: &str) -> usize;
 
     /// Replies to a command that does not block. `None`: the command may block.
     fn query(&self, command: &str, request: &Value) -> Option<Reply>;
@@ -51,7 +51,7 @@ pub trait Controlled: Send + Sync + 'static {
 }
 
 impl Controlled for ServedVolume {
-    fn max_changes(&self) -> usize {
+    fn max_changes(&self, _command: &str) -> usize {
         1
     }
 
@@ -118,12 +118,17 @@ impl Events {
 
 impl Control {
     /// Publishes the state file, and starts to serve commands and scrapers.
-    pub fn start(mut claim: Claim, volume: ServedVolume, metrics: Option<Listener>) -> Result<Self> {
+    pub fn start(
+        program: Arc<dyn Program>,
+        mut claim: Claim,
+        volume: ServedVolume,
+        metrics: Option<Listener>,
+    ) -> Result<Self> {
         claim.publish(&volume.with_metrics(metrics.as_ref().map(|metrics| metrics.address.clone())))?;
         let path = claim.files().socket();
         let commands = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        let program = Arc::clone(volume.program());
-        let thread = ControlThread::start(program, Some(Listener::new(commands.into())), metrics, Arc::new(volume))?;
+        let commands = vec![Listener::new(commands.into())];
+        let thread = ControlThread::start(program, commands, metrics, Arc::new(volume))?;
         Ok(Self { log: claim.files().log(), claim: Some(claim), thread })
     }
 
@@ -162,7 +167,7 @@ impl ControlThread {
     /// Starts to serve commands and scrapers.
     pub fn start(
         program: Arc<dyn Program>,
-        commands: Option<Listener>,
+        commands: Vec<Listener>,
         metrics: Option<Listener>,
         controlled: Arc<dyn Controlled>,
     ) -> Result<Self> {
@@ -182,9 +187,9 @@ impl ControlThread {
             stopping: false,
             closers: Vec::new(),
         };
-        let commands = commands.map(|listener| (listener, Protocol::Lines));
+        let commands = commands.into_iter().map(|listener| (listener, Protocol::Lines));
         let metrics = metrics.map(|listener| (listener, Protocol::Http));
-        let listeners: Vec<_> = commands.into_iter().chain(metrics).collect();
+        let listeners: Vec<_> = commands.chain(metrics).collect();
         let run = move || server.run(&listeners, &woken, &received);
         let thread = std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
         Ok(Self { events, thread: Some(thread) })
@@ -420,7 +425,7 @@ impl Server {
         if let Some(reply) = self.controlled.query(&command, &request) {
             return Some(reply);
         }
-        if self.changes >= self.controlled.max_changes() || self.stopping {
+        if self.changes >= self.controlled.max_changes(&command) || self.stopping {
             return Some(Err(if self.stopping { Error::Closing } else { Error::InProgress }));
         }
         let (controlled, events) = (Arc::clone(&self.controlled), self.events.clone());

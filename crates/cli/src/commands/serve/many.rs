@@ -1,6 +1,6 @@
 //! `serve --config`: many volumes in one process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,14 +16,16 @@ use super::{address_of, cannot_serve, captive_address, certificates_of, check_in
 use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
 use crate::background;
-use crate::error::CliError;
+use crate::error::{CliError, told};
+use crate::host::program;
 use crate::many::volumes::Volumes;
 use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
-use crate::system::trusted_config;
+use crate::system::trusted_config::Trust;
 use crate::ui::log::{self, log};
-use crate::ui::print::{lines_of, print};
+use crate::ui::print::{lines_of, print, warn};
 use inlock_serve::control::listener::Listener;
+use inlock_serve::control::servers::Registration;
 use inlock_serve::listen::Listen;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
@@ -36,6 +38,7 @@ const IDLE_CHECK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// A server of many volumes.
 pub(super) struct ManyArgs {
     config: PathBuf,
+    trust: Trust,
     listen: Listen,
     control: Option<PathBuf>,
     metrics: Option<Listen>,
@@ -76,17 +79,15 @@ impl ManyArgs {
         let listen = options.nbd.clone();
         let listen = listen.ok_or_else(|| CliError::usage("Option --nbd is required with --config."))?;
         let config = options.config.clone().context("--config is missing")?;
-        if options.allow_untrusted_config {
-            trusted_config::allow_untrusted_config();
-        }
         let (control, metrics) = (options.control.clone(), options.metrics.clone());
-        Ok(Self { config, listen, control, metrics, insecure: options.insecure })
+        let trust = if options.allow_untrusted_config { Trust::All } else { Trust::Checked };
+        Ok(Self { config, trust, listen, control, metrics, insecure: options.insecure })
     }
 }
 
 /// Serves the volumes until a signal.
 pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
-    let volumes = Volumes::load(&args.config)?;
+    let volumes = Volumes::load(program(), &args.config, args.trust)?;
     let listen = address_of(&args.listen, args.insecure, volumes.tls_options())?;
     let tls = volumes.tls().cloned();
     let volumes = Arc::new(volumes);
@@ -95,9 +96,19 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     let caught = signals::catch()?;
     caught.hear(Signal::HUP)?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
-    let control = control::start(args.control.as_deref(), metrics, Arc::clone(&volumes))?;
+    let mut commands = Vec::from_iter(args.control.as_deref().map(Listener::bind_unix).transpose()?);
+    // Commands that name a volume find it there. Without a run directory those of --control are left.
+    let registration = Registration::new().map_err(|error| warn(told(&error.into()).message)).ok();
+    let registration = registration.map(|(registration, socket)| {
+        commands.push(socket);
+        registration
+    });
+    let control = control::start(program(), commands, metrics, Arc::clone(&volumes))?;
     let listener = ExportListener::start(&listen, volumes.clone(), Limits::default(), tls).map_err(cannot_serve)?;
-    let uri = uri(&captive_address(listener.listen()), "", certificates_of(volumes.tls_options()));
+    let (address, certificates) = (captive_address(listener.listen()), certificates_of(volumes.tls_options()));
+    let (at, dir) = (address.clone(), certificates.map(Path::to_owned));
+    volumes.set_uri(move |name| uri(&at, name, dir.as_deref()));
+    let uri = uri(&address, "", certificates);
     let _ = print(format_args!("{uri}\n"));
     background::notify_ready(&format!("{} volumes at {uri}", volumes.count()));
     let ended = serve(&volumes, &caught);
@@ -106,6 +117,7 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     let is_flushed = std::thread::scope(|scope| {
         let stopped = scope.spawn(|| volumes.has_stopped_without_loss());
         drop((listener, control));
+        drop(registration);
         stopped.join().unwrap_or(false)
     });
     log::finish(LAST_MESSAGES);
@@ -125,7 +137,7 @@ fn serve(volumes: &Volumes, caught: &Caught) -> anyhow::Result<()> {
             Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
             Some(number) if number == Signal::HUP.as_raw() => match volumes.reload() {
                 Ok(outcome) => log(format_args!("inlock: {outcome}")),
-                Err(error) => lines_of(&error).for_each(log),
+                Err(error) => lines_of(&error.into()).for_each(log),
             },
             Some(_) => return Ok(()),
             None => {}

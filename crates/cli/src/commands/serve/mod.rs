@@ -249,7 +249,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     refuse_zones(args)?;
     // Checked before a passphrase is asked for.
     let (listen, _private) = listen(args)?;
-    let tls = args.tls.as_ref().map(tls::load).transpose()?;
+    let tls = args.tls.as_ref().map(|options| tls::load(context(), options)).transpose()?;
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(|name| Claim::take(context(), name, Purpose::Serve)).transpose()?;
     let keys = launcher.as_ref().map(|parent| parent as _);
@@ -279,9 +279,14 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let control = match claim {
         None => None,
         Some(claim) => {
-            let volume =
-                ServedVolume::new(program(), info(&claim), stores.running(), claim.files().clone(), ShutDownOnClose);
-            Some(Control::start(claim, volume, metrics)?)
+            let volume = ServedVolume::new(
+                context().clone(),
+                info(&claim),
+                stores.running(),
+                Some(claim.files().clone()),
+                ShutDownOnClose,
+            );
+            Some(Control::start(program(), claim, volume, metrics)?)
         }
     };
     let ended = match &args.command {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{Entry, IfOpening, Stage, caught, lock};
+use crate::many::entry::{Entry, IfOpening, Stage, caught, lock};
 
 /// Volumes that are closed at the same time by loading the file, or when the server stops.
 const CLOSING_AT_ONCE: usize = 32;

@@ -23,7 +23,7 @@ fn rewrite(dir: &Path, config: &str) {
 
 fn load(dir: &Path, config: &str) -> Volumes {
     rewrite(dir, config);
-    Volumes::load(&dir.join("volumes.toml")).unwrap()
+    Volumes::load(crate::host::program(), &dir.join("volumes.toml"), Trust::Checked).unwrap()
 }
 
 /// Returns closed volumes with these names, which have no key.
@@ -276,7 +276,7 @@ fn options_that_change_while_a_volume_opens_hold_for_its_client() {
             client.join().unwrap().unwrap();
         });
         let entry = volumes.entry("a").unwrap();
-        let kind = lock(&entry.state).stage.running().map(|running| running.info.kind.clone());
+        let kind = lock(&entry.state).stage.running().map(|running| running.volume.describe().info.kind);
         assert_eq!(kind.as_deref(), Some("RAW"), "{} bytes of a key", key.len());
         assert!(volumes.has_stopped_without_loss());
     }
@@ -322,7 +322,10 @@ fn options_of_the_server_are_those_of_the_volume() {
         let entry = volumes.entry(name).unwrap();
         let state = lock(&entry.state);
         let Stage::Open(running) = &state.stage else { panic!("it is not open") };
-        (running.info.threads, running.info.ring.clone())
+        {
+            let info = running.volume.describe().info;
+            (info.threads, info.ring)
+        }
     };
     assert_eq!(threads_and_ring("a"), (2, "sync".to_owned()));
     assert_eq!(threads_and_ring("b").0, 1);
