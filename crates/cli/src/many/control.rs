@@ -19,7 +19,7 @@ use super::volumes::Volumes;
 
 /// Commands that may run at the same time, one for each client.
 const MAX_CHANGES: usize = 32;
-/// The same with suspensions: a key can be wiped although other commands wait.
+/// Limit of commands with suspensions: a key can be wiped although other commands wait.
 const MAX_CHANGES_AND_SUSPENSIONS: usize = 64;
 /// Maximum length of the keys of a volume in bytes: the capacity of a pipe.
 const MAX_KEYS: usize = 65_536;

@@ -35,6 +35,9 @@ const MANY_WAITING: usize = 256;
 /// Threads that close idle volumes.
 const IDLE_CLOSERS: usize = 32;
 
+/// Returns the URI of a volume with a name.
+type UriOf = dyn Fn(&str) -> String + Send + Sync;
+
 /// All volumes of a server.
 pub(crate) struct Volumes {
     file: PathBuf,
@@ -51,7 +54,7 @@ pub(crate) struct Volumes {
     /// Number of closings after which memory was last given back to the system.
     released_after: AtomicU64,
     /// URIs of the volumes, once clients can connect.
-    uri: OnceLock<Box<dyn Fn(&str) -> String + Send + Sync>>,
+    uri: OnceLock<Box<UriOf>>,
     /// Threads that close idle volumes.
     idle_closers: Arc<AtomicUsize>,
 }

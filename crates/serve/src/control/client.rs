@@ -38,7 +38,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum length of an answer, in bytes.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// The same of an answer about all volumes of a server.
+/// Maximum length of an answer about all volumes of a server.
 const ANSWER_OF_ALL_MAX: usize = 256 << 20;
 
 /// A connection to the process of a running volume.

@@ -1,7 +1,7 @@
 //! Servers of many volumes in the run directory.
 //!
-//! A server holds `~PID.lock` as long as it lives, and listens at `~PID.sock`: `~` cannot occur in the name of a volume.
-//! A server that starts removes what others left that died, and holds their locks meanwhile.
+//! A server holds `~PID.lock` as long as it lives, and listens at `~PID.sock`: `~` cannot occur in the name of a
+//! volume. A server that starts removes what others left that died, and holds their locks meanwhile.
 
 use std::path::{Path, PathBuf};
 

@@ -279,13 +279,8 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let control = match claim {
         None => None,
         Some(claim) => {
-            let volume = ServedVolume::new(
-                context().clone(),
-                info(&claim),
-                stores.running(),
-                Some(claim.files().clone()),
-                ShutDownOnClose,
-            );
+            let (info, files) = (info(&claim), Some(claim.files().clone()));
+            let volume = ServedVolume::new(context().clone(), info, stores.running(), files, ShutDownOnClose);
             Some(Control::start(program(), claim, volume, metrics)?)
         }
     };
