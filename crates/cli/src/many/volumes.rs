@@ -129,7 +129,8 @@ impl Volumes {
     /// Reads the file.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let file = std::path::absolute(file)?;
-        let Config { default, idle_timeout, tls, volumes } = config::read(&file, &VolumeConfigs::new())?;
+        let Config { default, idle_timeout, tls, volumes } =
+            config::read(context().host(), &file, &VolumeConfigs::new())?;
         let tls = match tls {
             None => None,
             Some(options) => {
@@ -188,7 +189,7 @@ impl Volumes {
     pub(crate) fn reload(&self) -> anyhow::Result<String> {
         let _changing = lock(&self.changing);
         let added = self.configs(|state| state.is_added && !state.is_removed);
-        let Config { default, idle_timeout, tls, volumes } = config::read(&self.file, &added)?;
+        let Config { default, idle_timeout, tls, volumes } = config::read(context().host(), &self.file, &added)?;
         self.reload_tls(tls.as_ref())?;
         let (mut new, mut changed) = (0, 0);
         let (mut removed, mut to_close) = (Vec::new(), Vec::new());
@@ -238,7 +239,7 @@ impl Volumes {
             return Err(CliError::Remote(format!("Volume {name} already exists."), hint, Status::Busy).into());
         }
         let idle_timeout = lock(&self.state).idle_timeout;
-        let config = config::parse_volume(name, keys, idle_timeout, &others).map_err(|error| {
+        let config = config::parse_volume(context().host(), name, keys, idle_timeout, &others).map_err(|error| {
             CliError::refused(format!("Volume {name} is not added: {error}."), "correct the key; nothing has changed")
         })?;
         let entry = Entry::new(name.to_owned(), config, true, &self.closings);
@@ -604,8 +605,9 @@ fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
 
 impl Running {
     fn open(name: &str, config: &VolumeConfig, parking: &Parking) -> anyhow::Result<Self> {
-        let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
-        let mut source = config.opening.source()?;
+        let Opening { key_command, key_timeout, .. } = &config.opening;
+        let read_only = config.opening.config.read_only;
+        let mut source = config.opening.source(context().host())?;
         if !read_only && has_zones(context(), &source.source) {
             return Err(CliError::refused(
                 format!("{} is zoned; NBD clients can only read it.", source.source.image.display()),
@@ -620,7 +622,7 @@ impl Running {
         let engine = engine_args.map(EngineOptions::start).transpose()?;
         let mut unlocked = open(context(), &source.source, !read_only, None)?;
         unlocked.use_engine(engine);
-        let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
+        let access = Access { read_only, allow_discards: unlocked.info.flags.allow_discards };
         let info = unlocked.info.clone();
         let stores = unlocked.into_device(source.io, access)?;
         let mut options = ServerOptions::default();

@@ -148,11 +148,6 @@ pub(super) fn serve_source(options: Options, source: OpenOptions) -> anyhow::Res
         return Err(CliError::usage("The name of an export has at most 4096 bytes."));
     }
     let offload = offload_options(options.offload.as_deref(), options.offload_threads)?;
-    let io = match options.io.as_deref() {
-        Some("uring") => IoMode::Uring,
-        Some("sync") => IoMode::Sync,
-        _ => IoMode::Auto,
-    };
     Ok(ServeArgs {
         source,
         listen: options.nbd,
@@ -163,7 +158,7 @@ pub(super) fn serve_source(options: Options, source: OpenOptions) -> anyhow::Res
         metrics: options.metrics,
         command: options.run,
         read_only: options.read_only,
-        io,
+        io: options.io.unwrap_or_default(),
         threads: options.threads,
         offload,
         engine,
