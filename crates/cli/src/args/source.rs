@@ -175,3 +175,85 @@ pub(crate) fn check_threads(options: &Options) -> anyhow::Result<()> {
 pub(crate) fn engine_of(options: &Options) -> anyhow::Result<Option<EngineOptions>> {
     config_of(options).engine().map_err(refused)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::action::{HOLES, PLAIN, POLICY, SEALED};
+    use crate::args::parse::explain;
+    use clap::{CommandFactory, Parser};
+
+    fn of_words(words: &[&str]) -> Result<OpenConfig, clap::Error> {
+        let mut options = Options::try_parse_from([&["inlock"], words].concat())?;
+        options.key_file = options.key_files.first().cloned();
+        Ok(config_of(&options))
+    }
+
+    fn of_file(line: &str) -> Result<OpenConfig, String> {
+        toml::from_str(line).map_err(|error| error.message().to_owned())
+    }
+
+    /// Values that an option takes, and some that it refuses.
+    fn values(name: &str) -> (&[&str], &[&str]) {
+        match name {
+            "type" | "hash" => (&["plain", "5", "", "é"], &[]),
+            "cipher" => (&["aes-xts-plain64", "x"], &[]),
+            "table" => (&["0 8 zero", "/a b", "7"], &[]),
+            "expect-uuid" => (&["7f4a7a7e-1f6c-4b5a-9d0e-000000000000", "5"], &[]),
+            "header" | "key-file" | "volume-key-file" | "policy" | "freshness" => (&["/a b", "rel", "5", "-"], &[]),
+            "keyfile-offset" | "keyfile-size" | "offset" | "skip" => {
+                (&["0", "4096", "0x1F", "18446744073709551615"], &["-1", "x", "1K", "18446744073709551616"])
+            }
+            "engine-threshold" | "device-size" => {
+                (&["0", "512", "64K", "1GiB", "3S"], &["-1", "x", "0x10", "1X", "1 K"])
+            }
+            "size" => (&["8", "0x10", "1M", "7S"], &["x", "1KB", "-1", "20000000T"]),
+            "key-slot" | "key-size" | "sector-size" => {
+                (&["0", "7", "4294967295"], &["-1", "4294967296", "x", "9223372036854775808", "0x1"])
+            }
+            "threads" => (&["0", "1", "65535"], &["-1", "65536", "x", "1.5"]),
+            "io" => (&["auto", "uring", "sync"], &["x", "Auto", "5"]),
+            "engine" => (&["software", "afalg"], &["x"]),
+            "holes" => (&["noise", "zero"], &["x"]),
+            "require-cipher" => {
+                (&["aes-xts-plain64", "xchacha12,aes-adiantum-plain64,aes-xts-plain64"], &["x", "aes-xts-plain64,"])
+            }
+            _ => panic!("{name} has no values"),
+        }
+    }
+
+    #[test]
+    fn value_of_a_file_is_that_of_the_command_line() {
+        let command = Options::command();
+        let names = OpenConfig::names();
+        for name in [PLAIN, POLICY, SEALED, HOLES].concat() {
+            assert!(names.contains(&name), "{name}");
+        }
+        for name in names {
+            let arg = command.get_arguments().find(|arg| arg.get_long() == Some(name)).expect(name);
+            if !arg.get_action().takes_values() {
+                let flag = of_words(&[&format!("--{name}")]).unwrap();
+                assert_ne!(flag, OpenConfig::default(), "{name}");
+                assert_eq!(of_file(&format!("{name} = true")).as_ref(), Ok(&flag), "{name}");
+                assert_eq!(of_file(&format!("{name} = false")), Ok(OpenConfig::default()), "{name}");
+                assert_eq!(of_file(&format!("{name} = 1")), Err("expected true or false".to_owned()), "{name}");
+                continue;
+            }
+            let (taken, refused) = values(name);
+            for text in taken {
+                let line = format!("{name} = {}", toml::Value::String((*text).to_owned()));
+                let config = of_words(&[&format!("--{name}={text}")]).unwrap();
+                assert_ne!(config, OpenConfig::default(), "{line}");
+                assert_eq!(of_file(&line).as_ref(), Ok(&config), "{line}");
+                if text.parse::<i64>().is_ok() {
+                    assert_eq!(of_file(&format!("{name} = {text}")), Ok(config), "{name} = {text}");
+                }
+            }
+            for text in refused {
+                let line = format!("{name} = {}", toml::Value::String((*text).to_owned()));
+                let error = explain(&of_words(&[&format!("--{name}={text}")]).unwrap_err()).to_string();
+                assert_eq!(format!("--{name}: {}.", of_file(&line).unwrap_err()), error);
+            }
+        }
+    }
+}
