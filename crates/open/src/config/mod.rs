@@ -333,3 +333,6 @@ impl OpenConfig {
 fn not_allowed(option: &'static str, with: &With) -> ConfigError {
     Fault::NotAllowed(with.clone()).of(option)
 }
+
+#[cfg(test)]
+mod tests;
