@@ -17,7 +17,6 @@ use inlock_frontend::nbd::throttle::ExportLimits;
 use inlock_frontend::nbd::tls::TlsOptions;
 use inlock_open::config::{ConfigError, OpenConfig, values};
 use inlock_open::engine::EngineOptions;
-use inlock_open::error::message_of;
 use inlock_open::host::Host;
 use inlock_open::source::{KeySource, OpenOptions, VolumeType};
 use serde::Deserialize;
@@ -287,11 +286,12 @@ fn volume(host: &dyn Host, key: &str, at: &Range<usize>, keys: Keys, idle_timeou
     }
     volume.idle_timeout = Some(Duration::from_secs(idle_timeout)).filter(|time| !time.is_zero());
     volume.opening.config = config(key, &options)?;
-    let source =
-        volume.opening.checked(host).map_err(|error| match options.iter().find(|(name, _)| error.is_of(name)) {
-            Some((name, _)) => Fault::new(name.span(), format!("{key}.{}", name.as_ref()), error.reason()),
-            None => Fault::new(at.clone(), key, error.sentence()),
-        })?;
+    let source = volume.opening.checked(host).map_err(|Refusal { option, text }| {
+        match options.iter().find(|(name, _)| name.as_ref() == option) {
+            Some((name, _)) => Fault::new(name.span(), format!("{key}.{option}"), text),
+            None => Fault::new(at.clone(), key, text),
+        }
+    })?;
     let encrypted = matches!(source.source.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
     let sources = [
         !matches!(source.source.key.source, KeySource::Ask),
@@ -324,46 +324,31 @@ fn config(key: &str, options: &[(Spanned<String>, Value)]) -> Result<OpenConfig,
     })
 }
 
-/// Why a volume cannot have its options.
-enum Refusal {
-    Option(ConfigError),
-    /// Its image is missing, or there is one with a table.
-    Image(&'static str),
+/// An option that a volume cannot have.
+struct Refusal {
+    option: &'static str,
+    text: String,
 }
 
-impl Refusal {
-    /// Whether it is about this key.
-    fn is_of(&self, key: &Spanned<String>) -> bool {
-        matches!(self, Self::Option(error) if error.option == key.as_ref())
-    }
-
-    fn reason(&self) -> String {
-        match self {
-            Self::Option(error) => error.reason(),
-            Self::Image(text) => (*text).to_owned(),
-        }
-    }
-
-    fn sentence(&self) -> String {
-        match self {
-            Self::Option(error) => message_of(error),
-            Self::Image(text) => (*text).to_owned(),
-        }
+impl From<ConfigError> for Refusal {
+    fn from(error: ConfigError) -> Self {
+        Self { option: error.option, text: error.reason() }
     }
 }
 
 impl Opening {
     /// Converts the options. Each opening does: a table is read again.
     pub(crate) fn source(&self, host: &dyn Host) -> anyhow::Result<Source> {
-        self.checked(host).map_err(|refusal| CliError::usage(refusal.sentence()))
+        self.checked(host).map_err(|Refusal { option, text }| CliError::usage(format!("{option}: {text}")))
     }
 
     fn checked(&self, host: &dyn Host) -> Result<Source, Refusal> {
-        let source = self.config.source(host, self.image.clone()).map_err(Refusal::Option)?;
+        let source = self.config.source(host, self.image.clone())?;
         let is_table = matches!(source.options.volume_type, VolumeType::Table(_));
+        let refused = |text: &str| Err(Refusal { option: "image", text: text.to_owned() });
         match (self.image.as_os_str().is_empty(), is_table) {
-            (true, false) => return Err(Refusal::Image("image is missing")),
-            (false, true) => return Err(Refusal::Image("a volume with table takes no image")),
+            (true, false) => return refused("image is missing"),
+            (false, true) => return refused("a volume with table takes no image"),
             _ => {}
         }
         let threads = source.threads.map_or(1, usize::from);
@@ -545,8 +530,10 @@ mod tests {
         let limits = least.limits;
         assert_eq!((limits.operations, limits.bytes, limits.in_flight), (Some(1), Some(1), Some(1)));
         assert_eq!((least.max_clients, least.opening.source(&Silent).unwrap().threads), (1, 1));
-        let off = volume("read-only = false\nallow-discards = false");
-        assert!(!off.opening.config.read_only && off.opening.source(&Silent).is_ok());
+        // As if they were not given; and a value counts, not how it is written.
+        assert!(volume("read-only = false\nallow-discards = false\nthreads = false") == volume(""));
+        assert!(volume("threads = 2\nholes = \"noise\"") == volume("holes = \"noise\"\nthreads = \"2\""));
+        assert!(volume("threads = 2") != volume("threads = 3"));
         // The table says what its images are.
         let lines = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(lines.path(), "0 8 zero\n").unwrap();
