@@ -332,14 +332,15 @@ struct Refusal {
 
 impl From<ConfigError> for Refusal {
     fn from(error: ConfigError) -> Self {
-        Self { option: error.option, text: error.reason() }
+        Self { option: error.option, text: error.reason().trim_end_matches('.').to_owned() }
     }
 }
 
 impl Opening {
     /// Converts the options. Each opening does: a table is read again.
     pub(crate) fn source(&self, host: &dyn Host) -> anyhow::Result<Source> {
-        self.checked(host).map_err(|Refusal { option, text }| CliError::usage(format!("{option}: {text}")))
+        self.checked(host)
+            .map_err(|Refusal { option, text }| CliError::usage(format!("Option {option} cannot be used: {text}.")))
     }
 
     fn checked(&self, host: &dyn Host) -> Result<Source, Refusal> {

@@ -1,3 +1,5 @@
+//! Which options go together, and what is told of those that do not.
+
 use super::*;
 use crate::host::Silent;
 use crate::source::{KeySource, VolumeKeyOrigin};
