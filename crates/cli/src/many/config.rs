@@ -12,13 +12,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::throttle::ExportLimits;
 use inlock_frontend::nbd::tls::TlsOptions;
-use inlock_open::config::{ConfigError, OpenConfig, values};
-use inlock_open::engine::EngineOptions;
+use inlock_open::config::{ConfigError, OpenConfig, VolumeSource, values};
 use inlock_open::host::Host;
-use inlock_open::source::{KeySource, OpenOptions, VolumeType};
+use inlock_open::source::{KeySource, VolumeType};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use toml::{Spanned, Value};
@@ -90,14 +88,6 @@ pub(crate) struct Opening {
     pub config: OpenConfig,
     pub key_command: Vec<OsString>,
     pub key_timeout: Duration,
-}
-
-/// A volume's options, checked.
-pub(crate) struct Source {
-    pub source: OpenOptions,
-    pub io: IoMode,
-    pub threads: usize,
-    pub engine: Option<EngineOptions>,
 }
 
 /// An error, and where it is.
@@ -292,11 +282,11 @@ fn volume(host: &dyn Host, key: &str, at: &Range<usize>, keys: Keys, idle_timeou
             None => Fault::new(at.clone(), key, text),
         }
     })?;
-    let encrypted = matches!(source.source.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
+    let encrypted = matches!(source.options.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
     let sources = [
-        !matches!(source.source.key.source, KeySource::Ask),
+        !matches!(source.options.key.source, KeySource::Ask),
         !volume.opening.key_command.is_empty(),
-        source.source.key.volume_key.is_some(),
+        source.options.key.volume_key.is_some(),
     ];
     let count = sources.iter().filter(|given| **given).count();
     match (encrypted, count) {
@@ -338,22 +328,20 @@ impl From<ConfigError> for Refusal {
 
 impl Opening {
     /// Converts the options. Each opening does: a table is read again.
-    pub(crate) fn source(&self, host: &dyn Host) -> anyhow::Result<Source> {
+    pub(crate) fn source(&self, host: &dyn Host) -> anyhow::Result<VolumeSource> {
         self.checked(host)
             .map_err(|Refusal { option, text }| CliError::usage(format!("Option {option} cannot be used: {text}.")))
     }
 
-    fn checked(&self, host: &dyn Host) -> Result<Source, Refusal> {
+    fn checked(&self, host: &dyn Host) -> Result<VolumeSource, Refusal> {
         let source = self.config.source(host, self.image.clone())?;
         let is_table = matches!(source.options.volume_type, VolumeType::Table(_));
         let refused = |text: &str| Err(Refusal { option: "image", text: text.to_owned() });
         match (self.image.as_os_str().is_empty(), is_table) {
-            (true, false) => return refused("image is missing"),
-            (false, true) => return refused("a volume with table takes no image"),
-            _ => {}
+            (true, false) => refused("image is missing"),
+            (false, true) => refused("a volume with table takes no image"),
+            _ => Ok(source),
         }
-        let threads = source.threads.map_or(1, usize::from);
-        Ok(Source { source: source.options, io: source.io, threads, engine: source.engine })
     }
 }
 
@@ -421,7 +409,9 @@ fn words(value: &Value) -> Result<Vec<OsString>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlock_engine::store::file::IoMode;
     use inlock_frontend::nbd::tls::TlsMode;
+    use inlock_open::engine::EngineOptions;
     use inlock_open::host::Silent;
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -442,10 +432,10 @@ mod tests {
             (a.listed, b.listed, a.opening.config.read_only, b.opening.config.read_only),
             (true, false, false, true)
         );
-        assert!(matches!(a.opening.source(&Silent).unwrap().source.volume_type, VolumeType::Plain(_)));
+        assert!(matches!(a.opening.source(&Silent).unwrap().options.volume_type, VolumeType::Plain(_)));
         let engine = |volume: &VolumeConfig| volume.opening.source(&Silent).unwrap().engine;
         assert_eq!((engine(a), engine(b)), (Some(EngineOptions { threshold: 65536 }), None));
-        let zero_holes = |volume: &VolumeConfig| volume.opening.source(&Silent).unwrap().source.zero_holes;
+        let zero_holes = |volume: &VolumeConfig| volume.opening.source(&Silent).unwrap().options.zero_holes;
         assert_eq!((zero_holes(a), zero_holes(b)), (false, true));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
         assert!(parse("").unwrap().volumes.is_empty());
@@ -484,6 +474,7 @@ mod tests {
             (format!("{volume}holes = \"zero\"\n"), "line 4, volumes.a.holes: is not allowed with type raw"),
             (format!("{volume}holes = true\n"), "line 4, volumes.a.holes: expected a string or a number"),
             (format!("{volume}engine-threshold = 512\n"), "line 4, volumes.a.engine-threshold: needs engine afalg"),
+            (format!("{volume}read-only = true\nthreads = -1\n"), "line 5, volumes.a.threads: invalid value '-1'"),
             (
                 format!("{volume}read-only = true\nexpect-uuid = 5\n"),
                 "line 5, volumes.a.expect-uuid: is not allowed with type raw",
@@ -530,7 +521,7 @@ mod tests {
         let least = volume("max-operations = 1\nmax-bytes = 1\nmax-in-flight = 1\nmax-clients = 1\nthreads = 1");
         let limits = least.limits;
         assert_eq!((limits.operations, limits.bytes, limits.in_flight), (Some(1), Some(1), Some(1)));
-        assert_eq!((least.max_clients, least.opening.source(&Silent).unwrap().threads), (1, 1));
+        assert_eq!((least.max_clients, least.opening.source(&Silent).unwrap().threads), (1, Some(1)));
         // As if they were not given; and a value counts, not how it is written.
         assert!(volume("read-only = false\nallow-discards = false\nthreads = false") == volume(""));
         assert!(volume("threads = 2\nholes = \"noise\"") == volume("holes = \"noise\"\nthreads = \"2\""));

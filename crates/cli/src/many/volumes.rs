@@ -608,19 +608,19 @@ impl Running {
         let Opening { key_command, key_timeout, .. } = &config.opening;
         let read_only = config.opening.config.read_only;
         let mut source = config.opening.source(context().host())?;
-        if !read_only && has_zones(context(), &source.source) {
+        if !read_only && has_zones(context(), &source.options) {
             return Err(CliError::refused(
-                format!("{} is zoned; NBD clients can only read it.", source.source.image.display()),
+                format!("{} is zoned; NBD clients can only read it.", source.options.image.display()),
                 "set read-only = true",
             ));
         }
         if !key_command.is_empty() {
             let key = key_command::run(key_command, name, *key_timeout)?;
-            source.source.key.source = KeySource::Bytes(Arc::new(key.into()));
+            source.options.key.source = KeySource::Bytes(Arc::new(key.into()));
         }
         let engine_args = source.engine;
         let engine = engine_args.map(EngineOptions::start).transpose()?;
-        let mut unlocked = open(context(), &source.source, !read_only, None)?;
+        let mut unlocked = open(context(), &source.options, !read_only, None)?;
         unlocked.use_engine(engine);
         let access = Access { read_only, allow_discards: unlocked.info.flags.allow_discards };
         let info = unlocked.info.clone();
@@ -628,7 +628,7 @@ impl Running {
         let mut options = ServerOptions::default();
         options.export_name = name.to_owned();
         options.description = "served by Inlock".to_owned();
-        options.threads = source.threads;
+        options.threads = source.threads.map_or(1, usize::from);
         options.io = source.io;
         options.max_connections = config.max_clients;
         let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits, parking)?);

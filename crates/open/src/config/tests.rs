@@ -48,6 +48,12 @@ fn source_has_the_values_of_all_options() {
 }
 
 #[test]
+fn plain_volume_is_opened_without_a_journal_as_scripts_ask() {
+    assert!(source("type = \"plain\"\nintegrity-no-journal = true").is_ok());
+    assert_eq!(source("type = \"raw\"\nintegrity-no-journal = true").unwrap_err().option, "integrity-no-journal");
+}
+
+#[test]
 fn table_is_in_place_of_the_image() {
     let options = source("table = \"0 8 linear /b 0\"").unwrap().options;
     assert!(matches!(options.volume_type, VolumeType::Table(_)));
