@@ -11,10 +11,8 @@ mod commands;
 mod error;
 mod header_file;
 mod host;
-mod many;
 mod output;
 mod system;
-mod tls;
 mod ui;
 mod values;
 

@@ -25,6 +25,7 @@
 
 pub mod any_cipher;
 pub mod backing;
+pub mod config;
 mod contents;
 pub mod device;
 pub mod durable;
@@ -71,6 +72,7 @@ pub mod verity;
 pub mod verity_table;
 pub mod zones;
 
+pub use config::OpenConfig;
 pub use error::{Error, ErrorKind, Result};
 pub use host::{Context, Host};
 pub use open::open;

@@ -21,3 +21,10 @@ pub trait Program: Send + Sync {
         let _ = (subject, text);
     }
 }
+
+/// A context alone is a program without users.
+impl Program for Context {
+    fn context(&self) -> &Context {
+        self
+    }
+}

@@ -6,11 +6,10 @@ use std::time::Duration;
 use inlock_integrity::{Mode, TagAlgorithm};
 
 use super::options::Options;
+use super::source::config_of;
 use crate::error::CliError;
 use inlock_open::integrity_line::DEFAULT_COMMIT_TIME;
-use inlock_open::integrity_options::{
-    HashOptions, IntegrityKeyFile, IntegrityOptions, JournalCipherOptions, JournalOptions,
-};
+use inlock_open::integrity_options::{HashOptions, IntegrityKeyFile, IntegrityOptions, JournalCipherOptions};
 
 /// Options that open a volume.
 pub(crate) const INTEGRITY: &[&str] = &[
@@ -102,13 +101,8 @@ pub(crate) fn integrity_options(options: &Options) -> anyhow::Result<IntegrityOp
         allow_discards: options.allow_discards,
         recalculate: options.integrity_recalculate || options.integrity_recalculate_reset,
         legacy_recalculate: options.integrity_legacy_recalculate,
-        journal: journal_args(options),
+        journal: config_of(options).journal(),
     })
-}
-
-/// Converts the options that accept a journal.
-pub(crate) fn journal_args(options: &Options) -> JournalOptions {
-    JournalOptions { salvage: options.integrity_salvage_journal, long: options.integrity_long_journal }
 }
 
 /// Refuses `--integrity-inline`.

@@ -8,8 +8,9 @@ use inlock_cipher::CipherSpec;
 use inlock_volume::{Hash, Kdf, KdfError, KdfKind, KdfRequest, NewKeyslot, Volume};
 
 use super::options::Options;
-use super::source::{hash_of, key_args_or, key_bytes, key_file};
+use super::source::{hash_of, key_args_or, key_bytes};
 use crate::error::CliError;
+use inlock_open::config::key_source;
 use inlock_open::source::{KeyOptions, NewKeyOptions};
 
 /// Cost of a keyslot.
@@ -166,7 +167,7 @@ pub(crate) fn new_key_args(options: &Options, file: Option<PathBuf>) -> anyhow::
     if file.is_some() && options.new_keyfile.is_some() {
         return Err(CliError::usage("The new key file is given twice: by --new-keyfile and as an argument."));
     }
-    let file = options.new_keyfile.clone().or(file).map(key_file);
+    let file = options.new_keyfile.clone().or(file).map(key_source);
     for (given, option) in [
         (options.new_keyfile_offset.is_some(), "new-keyfile-offset"),
         (options.new_keyfile_size.is_some(), "new-keyfile-size"),

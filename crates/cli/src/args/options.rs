@@ -8,8 +8,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
+use inlock_engine::store::file::IoMode;
+use inlock_open::config::values::{Ciphers, Engine, Holes};
 
-use crate::values::{self, Ciphers, Range};
+use crate::values::{self, Range};
 use inlock_serve::control::name::Name;
 use inlock_serve::listen::Listen;
 
@@ -69,7 +71,7 @@ pub(crate) struct Options {
     #[arg(short = 'l', long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
     pub keyfile_size: Option<u64>,
     /// Keyslot to try or to change; for luksFormat and luksAddKey, that of the new key (default: the first free one)
-    #[arg(short = 'S', long, value_name = "N", help_heading = "Keys")]
+    #[arg(short = 'S', long, value_name = "N", value_parser = values::number::<u32>, help_heading = "Keys")]
     pub key_slot: Option<u32>,
     /// Number of passphrase attempts (default: 3)
     #[arg(short = 'T', long, value_name = "N", help_heading = "Keys")]
@@ -164,13 +166,13 @@ pub(crate) struct Options {
     #[arg(short = 'c', long, value_name = "SPEC", help_heading = "Volume")]
     pub cipher: Option<String>,
     /// The size of the encryption key
-    #[arg(short = 's', long, value_name = "BITS", help_heading = "Volume")]
+    #[arg(short = 's', long, value_name = "BITS", value_parser = values::number::<u32>, help_heading = "Volume")]
     pub key_size: Option<u32>,
     /// The hash used to create the encryption key from the passphrase, or of a LUKS header
     #[arg(short = 'h', long, value_name = "HASH", help_heading = "Volume")]
     pub hash: Option<String>,
     /// Encryption sector size (data unit), in bytes
-    #[arg(long, value_name = "BYTES", help_heading = "Volume")]
+    #[arg(long, value_name = "BYTES", value_parser = values::number::<u32>, help_heading = "Volume")]
     pub sector_size: Option<u32>,
     /// Use IV counted in sector size (not in 512 bytes) (plain)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
@@ -283,8 +285,8 @@ pub(crate) struct Options {
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub steal_lock: bool,
     /// Content of holes of an image of Ceph RBD: noise, as in dm-crypt, or zero, as in librbd (default: noise)
-    #[arg(long, value_name = "MEANING", value_parser = ["noise", "zero"], help_heading = "Exports of NBD servers, images of Ceph RBD")]
-    pub holes: Option<String>,
+    #[arg(long, value_name = "MEANING", value_parser = values::choice::<Holes>(), help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub holes: Option<Holes>,
     /// Fail requests that wait for an NBD server or Ceph; remove or close a volume with clients, or an unreadable state
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
@@ -593,10 +595,10 @@ pub(crate) struct Options {
     #[arg(long = "perf-high_priority", action = ArgAction::SetTrue, help_heading = "Access")]
     pub high_priority: bool,
     /// I/O engine for the underlying device (default: auto)
-    #[arg(long, value_name = "ENGINE", value_parser = ["auto", "uring", "sync"], help_heading = "Performance")]
-    pub io: Option<String>,
+    #[arg(long, value_name = "ENGINE", value_parser = values::choice::<IoMode>(), help_heading = "Performance")]
+    pub io: Option<IoMode>,
     /// Number of worker threads (default: number of CPUs, at most 4)
-    #[arg(long, value_name = "N", help_heading = "Performance")]
+    #[arg(long, value_name = "N", value_parser = values::number::<u16>, help_heading = "Performance")]
     pub threads: Option<u16>,
     /// Requests to encrypt or decrypt on a pool of threads (default: none)
     #[arg(long, value_name = "WHICH", value_parser = ["none", "reads", "writes", "both", "auto"], help_heading = "Performance")]
@@ -605,8 +607,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
     /// Cipher engine for long requests (default: software)
-    #[arg(long, value_name = "ENGINE", value_parser = ["software", "afalg"], help_heading = "Performance")]
-    pub engine: Option<String>,
+    #[arg(long, value_name = "ENGINE", value_parser = values::choice::<Engine>(), help_heading = "Performance")]
+    pub engine: Option<Engine>,
     /// Length of the shortest request for the cipher engine (default: 128K)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Performance")]
     pub engine_threshold: Option<u64>,
@@ -617,7 +619,7 @@ pub(crate) struct Options {
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,
     /// Offer TLS to clients (on), or accept no others (require) (default: off)
-    #[arg(long, value_name = "MODE", value_parser = crate::tls::MODES, help_heading = "Serving")]
+    #[arg(long, value_name = "MODE", value_parser = inlock_serve::tls::MODES, help_heading = "Serving")]
     pub tls: Option<String>,
     /// Directory with server-cert.pem, server-key.pem, ca-cert.pem and ca-crl.pem
     #[arg(long, value_name = "DIR", help_heading = "Serving")]
@@ -658,13 +660,6 @@ pub(crate) struct Options {
     /// Do not activate device, just check passphrase
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub test_passphrase: bool,
-}
-
-impl Options {
-    /// Whether holes of the device are to read as zeroes.
-    pub(crate) fn has_zero_holes(&self) -> bool {
-        self.holes.as_deref() == Some("zero")
-    }
 }
 
 #[cfg(test)]

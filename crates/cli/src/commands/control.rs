@@ -11,11 +11,11 @@ use super::top::{self, Source};
 use crate::args::action::{Action, Prepared};
 use crate::error::CliError;
 use crate::host::context;
-use crate::many::control::{self, request};
-use crate::many::status::{Listed, ListedStatus};
 use crate::ui::columns::Columns;
 use crate::ui::print::print;
 use inlock_open::error::cannot_open;
+use inlock_serve::many::control::{self, request};
+use inlock_serve::many::status::{Listed, ListedStatus};
 
 /// Maximum length of a file with the keys of a volume in bytes.
 const MAX_KEYS: u64 = 65_536;

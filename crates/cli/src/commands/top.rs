@@ -14,7 +14,6 @@ use serde_json::{Map, Value, json};
 use crate::args::action::{Action, Prepared};
 use crate::error::CliError;
 use crate::host::context;
-use crate::many::control;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;
 use crate::ui::print::{print, print_controls};
@@ -24,6 +23,7 @@ use inlock_serve::control::files::Files;
 use inlock_serve::control::metrics::{Buckets, Percentiles, Sample, Time};
 use inlock_serve::control::name::Name;
 use inlock_serve::control::servers::ServerFiles;
+use inlock_serve::many::control;
 
 pub(crate) const ACTION: Action = Action {
     name: "top",

@@ -2,4 +2,3 @@
 
 pub(crate) mod harden;
 pub(crate) mod signals;
-pub(crate) mod trusted_config;

@@ -18,15 +18,15 @@ use crate::args::options::Options;
 use crate::background;
 use crate::error::{CliError, told};
 use crate::host::program;
-use crate::many::volumes::Volumes;
-use crate::many::{config, control};
 use crate::system::signals::{self, Caught};
-use crate::system::trusted_config::Trust;
 use crate::ui::log::{self, log};
 use crate::ui::print::{lines_of, print, warn};
 use inlock_serve::control::listener::Listener;
 use inlock_serve::control::servers::Registration;
 use inlock_serve::listen::Listen;
+use inlock_serve::many::volumes::Volumes;
+use inlock_serve::many::{config, control};
+use inlock_serve::trusted_config::Trust;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
 const DESCRIPTORS: usize = 65_536;

@@ -35,7 +35,6 @@ use crate::background::{self, Launcher, RunMode};
 use crate::error::{CliError, told};
 use crate::host::{context, program};
 use crate::system::signals::{self, Caught};
-use crate::tls;
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
 use captive::Address;
@@ -50,6 +49,7 @@ use inlock_serve::control::name::Name;
 use inlock_serve::control::served::{ControlHooks, ServedVolume};
 use inlock_serve::control::server::Control;
 use inlock_serve::listen::{Listen, resolve};
+use inlock_serve::tls;
 
 pub(crate) const ACTION: Action = Action {
     name: "serve",
@@ -147,11 +147,6 @@ pub(super) fn serve_source(options: Options, source: OpenOptions) -> anyhow::Res
         return Err(CliError::usage("The name of an export has at most 4096 bytes."));
     }
     let offload = offload_options(options.offload.as_deref(), options.offload_threads)?;
-    let io = match options.io.as_deref() {
-        Some("uring") => IoMode::Uring,
-        Some("sync") => IoMode::Sync,
-        _ => IoMode::Auto,
-    };
     Ok(ServeArgs {
         source,
         listen: options.nbd,
@@ -162,7 +157,7 @@ pub(super) fn serve_source(options: Options, source: OpenOptions) -> anyhow::Res
         metrics: options.metrics,
         command: options.run,
         read_only: options.read_only,
-        io,
+        io: options.io.unwrap_or_default(),
         threads: options.threads,
         offload,
         engine,

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use inlock_frontend::nbd::certificates::CertificateError;
 use inlock_frontend::nbd::tls::{TlsMode, TlsOptions, TlsServer};
 
+use crate::error::{Cause, Error, Result};
 use inlock_open::{Context, private_key};
-use inlock_serve::error::{Cause, Error, Result};
 
 /// Values of `tls`.
-pub(crate) const MODES: [&str; 3] = ["off", "on", "require"];
+pub const MODES: [&str; 3] = ["off", "on", "require"];
 
 /// Returns the options of TLS, from `tls`, `tls-certificates` and `tls-verify-peer`. An error begins with the name of
 /// the option that it is about. `dashes`: what precedes the name of an option.
-pub(crate) fn options(
+pub fn options(
     dashes: &str,
     mode: Option<&str>,
     dir: Option<&PathBuf>,
@@ -43,7 +43,7 @@ pub(crate) fn options(
 }
 
 /// Reads the certificates.
-pub(crate) fn load(context: &Context, options: &TlsOptions) -> Result<TlsServer> {
+pub fn load(context: &Context, options: &TlsOptions) -> Result<TlsServer> {
     let server = TlsServer::load(options).map_err(cannot_use)?;
     if let Some(warning) = private_key::warning(&options.certificates.join("server-key.pem")) {
         context.warn(warning);

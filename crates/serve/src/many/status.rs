@@ -10,28 +10,35 @@ use serde_json::Value;
 use super::entry::{EntryState, Stage};
 use super::running::Running;
 use super::volumes::Volumes;
-use inlock_serve::control::info::{Described, VolumeStatus};
-use inlock_serve::control::metrics::Sample;
-use inlock_serve::control::openmetrics::{Text, seconds};
-use inlock_serve::control::served::ServedVolume;
-use inlock_serve::{Error, Result};
+use crate::control::info::{Described, VolumeStatus};
+use crate::control::metrics::Sample;
+use crate::control::openmetrics::{Text, seconds};
+use crate::control::served::ServedVolume;
+use crate::{Error, Result};
 
 /// States of a volume.
 const STATES: [&str; 4] = ["closed", "opening", "open", "closing"];
 
 /// A volume as commands list it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Listed {
+pub struct Listed {
+    /// Name of the volume.
     pub name: String,
     /// One of [`STATES`].
     pub state: String,
+    /// Clients that are connected.
     pub clients: usize,
+    /// Clients that may be.
     pub max_clients: usize,
+    /// Limit of requests a second.
     pub max_operations: Option<u64>,
+    /// Limit of bytes a second.
     pub max_bytes: Option<u64>,
+    /// Limit of bytes in flight.
     pub max_in_flight: Option<u64>,
     /// It was added by a command, and the file does not have it.
     pub added: bool,
+    /// Bytes of requests in flight.
     pub in_flight_bytes: u64,
     /// Time for which requests waited for a limit.
     pub throttled_ns: u64,
@@ -97,7 +104,7 @@ impl Listed {
 
 /// Status of one volume: how it is listed, and if it is open what `inlock status` shows.
 #[derive(Clone, Debug)]
-pub(crate) struct ListedStatus {
+pub struct ListedStatus {
     listed: Listed,
     open: Option<VolumeStatus>,
 }
@@ -113,7 +120,7 @@ impl ListedStatus {
     }
 
     /// Parses the fields of a reply.
-    pub(crate) fn parse(fields: &Value) -> serde_json::Result<Self> {
+    pub fn parse(fields: &Value) -> serde_json::Result<Self> {
         let listed = Listed::deserialize(fields)?;
         let open = (listed.state == STATES[2]).then(|| VolumeStatus::deserialize(fields)).transpose()?;
         Ok(Self { listed, open })

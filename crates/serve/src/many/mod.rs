@@ -1,10 +1,10 @@
 //! Many volumes in one server: their file, opening and closing them, commands to the server.
 
 mod backoff;
-pub(crate) mod config;
-pub(crate) mod control;
+pub mod config;
+pub mod control;
 mod entry;
 mod key_command;
 mod running;
-pub(crate) mod status;
-pub(crate) mod volumes;
+pub mod status;
+pub mod volumes;

@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::path::Path;
 
+use crate::{Error, Result};
 use inlock_open::error::cannot_open;
 use inlock_open::trusted::{Groups, Untrusted, check, open};
-use inlock_serve::{Error, Result};
 
 /// Trust in what a server is configured with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Trust {
+pub enum Trust {
     /// Root and the user alone can change it.
     #[default]
     Checked,

@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use zeroize::Zeroizing;
 
-use crate::system::trusted_config::Trust;
+use crate::trusted_config::Trust;
+use crate::{Error, Result};
 use inlock_open::helper_process::{self, Helper};
-use inlock_serve::{Error, Result};
 
 /// Maximum length of a key: what a pipe holds.
 const MAX_LEN: usize = 4096;

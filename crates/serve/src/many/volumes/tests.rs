@@ -1,6 +1,8 @@
 //! Tests of volumes without a server.
 
 use super::*;
+use inlock_open::host::Silent;
+use inlock_open::{Context, Settings};
 use inlock_tests::wait::eventually;
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -23,7 +25,8 @@ fn rewrite(dir: &Path, config: &str) {
 
 fn load(dir: &Path, config: &str) -> Volumes {
     rewrite(dir, config);
-    Volumes::load(crate::host::program(), &dir.join("volumes.toml"), Trust::Checked).unwrap()
+    let context = Context::new(Silent, Settings::default());
+    Volumes::load(Arc::new(context), &dir.join("volumes.toml"), Trust::Checked).unwrap()
 }
 
 /// Returns closed volumes with these names, which have no key.

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::control::client::{connect, exchange, fields_of};
+use crate::control::listener::Listener;
+use crate::control::served::{guarded, is_deferred};
+use crate::control::server::{ControlThread, Controlled, fields};
+use crate::error::ResultExt;
+use crate::pipe;
+use crate::{Error, Program, Reply, Result};
 use inlock_open::Context;
-use inlock_serve::control::client::{connect, exchange, fields_of};
-use inlock_serve::control::listener::Listener;
-use inlock_serve::control::served::{guarded, is_deferred};
-use inlock_serve::control::server::{ControlThread, Controlled, fields};
-use inlock_serve::error::ResultExt;
-use inlock_serve::pipe;
-use inlock_serve::{Error, Program, Reply, Result};
 use serde_json::{Map, Value, json};
 
 use super::volumes::Volumes;
@@ -29,7 +29,7 @@ const MAX_REPLY: usize = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Starts to serve commands and scrapers. Dropping the result ends that, and removes the sockets' paths.
-pub(crate) fn start(
+pub fn start(
     program: Arc<dyn Program>,
     commands: Vec<Listener>,
     metrics: Option<Listener>,
@@ -105,7 +105,7 @@ fn keys_of(pipe: Option<OwnedFd>) -> Result<String> {
 }
 
 /// Sends a command to the server at `path`, with the keys of a volume if it has some, and returns its reply.
-pub(crate) fn call(context: &Context, path: &Path, request: &Value, keys: Option<&str>) -> Result<Map<String, Value>> {
+pub fn call(context: &Context, path: &Path, request: &Value, keys: Option<&str>) -> Result<Map<String, Value>> {
     let cannot = |source| Error::ServerUnreachable { path: path.to_owned(), source };
     let lost = || format!("The server at {} cannot be reached.", path.display());
     let keys = keys.map(|keys| pipe::filled(keys.as_bytes()).context("cannot send the keys of the volume"));
@@ -115,6 +115,6 @@ pub(crate) fn call(context: &Context, path: &Path, request: &Value, keys: Option
 }
 
 /// Returns a request with a command.
-pub(crate) fn request(command: &str, volume: Option<&str>) -> Value {
+pub fn request(command: &str, volume: Option<&str>) -> Value {
     json!({"command": command, "volume": volume})
 }

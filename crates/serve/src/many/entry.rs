@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::control::served::ServedVolume;
+use crate::{Error, Reply, Result};
 use inlock_frontend::nbd::exports::{Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
 use inlock_open::error::message_of;
-use inlock_serve::control::served::ServedVolume;
-use inlock_serve::{Error, Reply, Result};
 use serde_json::Value;
 
 use super::backoff::Backoff;

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use crate::control::served::ServedVolume;
+use crate::error::ResultExt;
+use crate::{Error, Program, Reply, Result};
 use inlock_frontend::nbd::exports::{Catalog, Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
-use inlock_serve::control::served::ServedVolume;
-use inlock_serve::error::ResultExt;
-use inlock_serve::{Error, Program, Reply, Result};
+use inlock_open::host::Host;
 use serde_json::Value;
 
 use close_all::close_all;
@@ -23,8 +24,8 @@ use super::backoff::Backoff;
 use super::config::{self, Config, VolumeConfigs};
 use super::entry::{Change, Entry, EntryState, IfOpening, Stage, lock};
 use super::running::Shared;
-use crate::system::trusted_config::Trust;
 use crate::tls;
+use crate::trusted_config::Trust;
 
 /// Clients that may wait for a volume to open; further ones are refused, so that a volume whose key does not come
 /// cannot use up the threads of the server.
@@ -39,7 +40,7 @@ const IDLE_CLOSERS: usize = 32;
 type UriOf = dyn Fn(&str) -> String + Send + Sync;
 
 /// All volumes of a server.
-pub(crate) struct Volumes {
+pub struct Volumes {
     file: PathBuf,
     shared: Arc<Shared>,
     state: Mutex<State>,
@@ -68,9 +69,10 @@ struct State {
 
 impl Volumes {
     /// Reads the file.
-    pub(crate) fn load(program: Arc<dyn Program>, file: &Path, trust: Trust) -> Result<Self> {
+    pub fn load(program: Arc<dyn Program>, file: &Path, trust: Trust) -> Result<Self> {
         let file = std::path::absolute(file)?;
-        let Config { default, idle_timeout, tls, volumes } = config::read(&file, trust, &VolumeConfigs::new())?;
+        let Config { default, idle_timeout, tls, volumes } =
+            config::read(program.context().host(), &file, trust, &VolumeConfigs::new())?;
         let tls = match tls {
             None => None,
             Some(options) => {
@@ -98,17 +100,21 @@ impl Volumes {
     }
 
     /// Returns the options of TLS.
-    pub(crate) fn tls_options(&self) -> Option<&TlsOptions> {
+    pub fn tls_options(&self) -> Option<&TlsOptions> {
         self.tls.as_ref().map(|(options, _)| options)
     }
 
     /// Returns TLS for clients.
-    pub(crate) fn tls(&self) -> Option<&Arc<TlsServer>> {
+    pub fn tls(&self) -> Option<&Arc<TlsServer>> {
         self.tls.as_ref().map(|(_, server)| server)
     }
 
+    fn host(&self) -> &dyn Host {
+        self.shared.program.context().host()
+    }
+
     /// Returns the number of volumes.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         lock(&self.state).entries.len()
     }
 
@@ -127,10 +133,11 @@ impl Volumes {
 
     /// Loads the file again. An invalid file changes nothing. Volumes that a command added stay, unless the file has
     /// them now. Blocks until removed volumes are closed; one that is opening is closed when that ends.
-    pub(crate) fn reload(&self) -> Result<String> {
+    pub fn reload(&self) -> Result<String> {
         let _changing = lock(&self.changing);
         let added = self.configs(|state| state.is_added && !state.is_removed);
-        let Config { default, idle_timeout, tls, volumes } = config::read(&self.file, self.shared.trust, &added)?;
+        let Config { default, idle_timeout, tls, volumes } =
+            config::read(self.host(), &self.file, self.shared.trust, &added)?;
         self.reload_tls(tls.as_ref())?;
         let (mut new, mut changed) = (0, 0);
         let (mut removed, mut to_close) = (Vec::new(), Vec::new());
@@ -177,7 +184,7 @@ impl Volumes {
             return Err(Error::VolumeExists { name: name.to_owned() });
         }
         let idle_timeout = lock(&self.state).idle_timeout;
-        let config = config::parse_volume(name, keys, idle_timeout, &others)
+        let config = config::parse_volume(self.host(), name, keys, idle_timeout, &others)
             .map_err(|fault| Error::NotAdded { name: name.to_owned(), fault })?;
         let entry = Entry::new(name.to_owned(), config, true, &self.shared);
         lock(&self.state).entries.insert(name.to_owned(), entry);
@@ -211,7 +218,7 @@ impl Volumes {
 
     /// Closes volumes that have been idle for long enough, or whose workers have failed, on threads of their own: a
     /// store that does not answer delays neither the other volumes nor the caller. To be called about once a second.
-    pub(crate) fn close_idle(&self) {
+    pub fn close_idle(&self) {
         let now = Instant::now();
         let mut due = Vec::new();
         for entry in self.entries() {
@@ -265,7 +272,7 @@ impl Volumes {
 
     /// Closes all volumes for good, and returns whether all writes since the start of the server are on stable storage,
     /// also those to volumes that were removed or opened again. Blocks.
-    pub(crate) fn has_stopped_without_loss(&self) -> bool {
+    pub fn has_stopped_without_loss(&self) -> bool {
         let entries: Vec<_> = std::mem::take(&mut lock(&self.state).entries).into_values().collect();
         entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
         close_all(&entries, IfOpening::Wait) && !self.shared.has_closing_failed.load(Ordering::Acquire)
@@ -299,7 +306,7 @@ impl Volumes {
     }
 
     /// Sets how clients reach the volumes: from a name to a URI. Only the first call counts.
-    pub(crate) fn set_uri(&self, uri: impl Fn(&str) -> String + Send + Sync + 'static) {
+    pub fn set_uri(&self, uri: impl Fn(&str) -> String + Send + Sync + 'static) {
         let _ = self.uri.set(Box::new(uri));
     }
 

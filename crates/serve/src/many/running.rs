@@ -4,6 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
+use crate::control::engine::EngineInfo;
+use crate::control::info::RuntimeInfo;
+use crate::control::served::{ControlHooks, ServedVolume};
+use crate::{Error, Program, Result};
 use inlock_engine::Access;
 use inlock_frontend::nbd::exports::ExportServer;
 use inlock_frontend::nbd::park::Parking;
@@ -12,14 +16,10 @@ use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::KeySource;
 use inlock_open::unlocked::LockedStores;
-use inlock_serve::control::engine::EngineInfo;
-use inlock_serve::control::info::RuntimeInfo;
-use inlock_serve::control::served::{ControlHooks, ServedVolume};
-use inlock_serve::{Error, Program, Result};
 
 use super::config::{Opening, VolumeConfig};
 use super::key_command;
-use crate::system::trusted_config::Trust;
+use crate::trusted_config::Trust;
 
 /// Parts that all volumes of a server share.
 pub(super) struct Shared {
@@ -58,28 +58,29 @@ impl ControlHooks for OfServer {
 
 impl Running {
     pub(super) fn open(name: &str, config: &VolumeConfig, parking: &Parking, shared: &Shared) -> Result<Self> {
-        let Opening { key_command, key_timeout, read_only, .. } = &config.opening;
-        let mut source = config.opening.source().map_err(|error| Error::Request(error.to_string()))?;
+        let Opening { key_command, key_timeout, .. } = &config.opening;
+        let read_only = config.opening.config.read_only;
         // Its devices alone are given up by `close --force`.
         let context = shared.program.context().separate();
-        if !read_only && has_zones(&context, &source.source) {
-            return Err(Error::Zoned { image: source.source.image });
+        let mut source = config.opening.source(context.host())?;
+        if !read_only && has_zones(&context, &source.options) {
+            return Err(Error::Zoned { image: source.options.image });
         }
         if !key_command.is_empty() {
             let key = key_command::run(key_command, name, *key_timeout, shared.trust)?;
-            source.source.key.source = KeySource::Bytes(Arc::new(key.into()));
+            source.options.key.source = KeySource::Bytes(Arc::new(key.into()));
         }
         let engine_args = source.engine;
         let engine = engine_args.map(EngineOptions::start).transpose()?;
-        let mut unlocked = open(&context, &source.source, !read_only, None)?;
+        let mut unlocked = open(&context, &source.options, !read_only, None)?;
         unlocked.use_engine(engine);
-        let access = Access { read_only: *read_only, allow_discards: unlocked.info.flags.allow_discards };
+        let access = Access { read_only, allow_discards: unlocked.info.flags.allow_discards };
         let info = unlocked.info.clone();
         let stores = unlocked.into_device(source.io, access)?;
         let mut options = ServerOptions::default();
         options.export_name = name.to_owned();
         options.description = "served by Inlock".to_owned();
-        options.threads = source.threads;
+        options.threads = source.threads.map_or(1, usize::from);
         options.io = source.io;
         options.max_connections = config.max_clients;
         let server = Arc::new(ExportServer::start(Arc::clone(&stores.device), &options, config.limits, parking)?);

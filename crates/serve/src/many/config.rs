@@ -1,10 +1,9 @@
 //! The file of `serve --config`: TOML with a table for each volume.
 //!
-//! The keys of a volume are the options of `serve`, which the parser of the command line checks, and a few of its own.
-//! docs/guide/many.md describes them. An error names the line and the key. A volume that is added to a running server
-//! has the same keys.
+//! The keys of a volume are those of an [`OpenConfig`], and a few of its own. docs/guide/many.md describes them. An
+//! error names the line and the key. A volume that is added to a running server has the same keys.
 
-use inlock_open::source::KeySource;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::Read;
@@ -12,24 +11,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches};
-use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::throttle::ExportLimits;
 use inlock_frontend::nbd::tls::TlsOptions;
-use inlock_serve::error::ResultExt;
+use inlock_open::config::{ConfigError, OpenConfig, VolumeSource, values};
+use inlock_open::host::Host;
+use inlock_open::source::{KeySource, VolumeType};
 use serde::Deserialize;
+use serde::de::value::MapDeserializer;
 use toml::{Spanned, Value};
 
-use crate::args::action::{HOLES, PLAIN, POLICY, SEALED};
-use crate::args::options::Options;
-use crate::args::parse::explain;
-use crate::args::source::{check_threads, engine_of, source_args};
-use crate::error::{CliError, message_of};
-use crate::system::trusted_config::Trust;
-use crate::values;
-use inlock_open::engine::EngineOptions;
-use inlock_open::source::{OpenOptions, VolumeType};
-use inlock_serve::Error;
+use crate::error::{Error, Result, ResultExt};
+use crate::trusted_config::Trust;
 
 /// Maximum length of a file in bytes.
 const MAX_LEN: u64 = 16 << 20;
@@ -40,24 +32,6 @@ const KEY_TIMEOUT: u64 = 30;
 
 /// Bytes of requests in flight of a volume: two of the longest requests.
 const MAX_IN_FLIGHT: u64 = 64 << 20;
-
-/// Options of the command line that a volume may have, in addition to those of plain volumes, policies and integrity.
-const OPTIONS: &[&str] = &[
-    "type",
-    "header",
-    "key-file",
-    "keyfile-offset",
-    "keyfile-size",
-    "key-slot",
-    "volume-key-file",
-    "table",
-    "read-only",
-    "allow-discards",
-    "io",
-    "threads",
-    "engine",
-    "engine-threshold",
-];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -110,19 +84,9 @@ impl VolumeConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Opening {
     image: PathBuf,
-    /// Options of the command line.
-    words: Vec<OsString>,
+    pub config: OpenConfig,
     pub key_command: Vec<OsString>,
     pub key_timeout: Duration,
-    pub read_only: bool,
-}
-
-/// A volume's options as the command line has them.
-pub(crate) struct Source {
-    pub source: OpenOptions,
-    pub io: IoMode,
-    pub threads: usize,
-    pub engine: Option<EngineOptions>,
 }
 
 /// An error, and where it is.
@@ -145,8 +109,8 @@ impl Fault {
 /// Volumes of a server by their names.
 pub(crate) type VolumeConfigs = BTreeMap<String, VolumeConfig>;
 
-/// Reads a file. `added`: volumes that were added at run time.
-pub(crate) fn read(path: &Path, trust: Trust, added: &VolumeConfigs) -> inlock_serve::Result<Config> {
+/// Reads a file. `added`: volumes that were added at run time. `host`: is told of policies that protect little.
+pub(crate) fn read(host: &dyn Host, path: &Path, trust: Trust, added: &VolumeConfigs) -> Result<Config> {
     let mut text = String::new();
     let file = trust.open_config(path)?;
     let cannot = || format!("cannot read {}", path.display());
@@ -154,24 +118,25 @@ pub(crate) fn read(path: &Path, trust: Trust, added: &VolumeConfigs) -> inlock_s
     if text.len() as u64 > MAX_LEN {
         return Err(Error::ConfigTooLong { path: path.to_owned(), max: MAX_LEN });
     }
-    parse(&text, added).map_err(|fault| Error::Config { path: path.to_owned(), fault })
+    parse(host, &text, added).map_err(|fault| Error::Config { path: path.to_owned(), fault })
 }
 
 /// Parses the text of a file. An error is the number of a line, and what is wrong there.
-pub(crate) fn parse(text: &str, added: &VolumeConfigs) -> Result<Config, String> {
+pub(crate) fn parse(host: &dyn Host, text: &str, added: &VolumeConfigs) -> Result<Config, String> {
     let content: FileContent = toml::from_str(text).map_err(|error| invalid(text, &error))?;
-    convert(content, added).map_err(|fault| fault.locate(text))
+    convert(host, content, added).map_err(|fault| fault.locate(text))
 }
 
 /// Parses the table of a volume that is added to `others`. `idle_timeout`: that of volumes without one.
 pub(crate) fn parse_volume(
+    host: &dyn Host,
     name: &str,
     text: &str,
     idle_timeout: u64,
     others: &VolumeConfigs,
 ) -> Result<VolumeConfig, String> {
     let keys: Keys = toml::from_str(text).map_err(|error| invalid(text, &error))?;
-    let mut volumes = Converter::new(others, idle_timeout);
+    let mut volumes = Converter::new(host, others, idle_timeout);
     volumes.add(name, 0..0, keys).map_err(|fault| fault.locate(text))
 }
 
@@ -200,14 +165,14 @@ fn converted<'a, T>(
     value.map(|value| convert(value.as_ref()).map_err(|text| fault(value, text))).transpose()
 }
 
-fn convert(content: FileContent, added: &VolumeConfigs) -> Result<Config, Fault> {
+fn convert(host: &dyn Host, content: FileContent, added: &VolumeConfigs) -> Result<Config, Fault> {
     let tls = tls_options(&content)?;
     let idle_timeout = converted("idle-timeout", content.idle_timeout.as_ref(), |value| number(value, 0))?.unwrap_or(0);
     let mut config = Config { idle_timeout, tls, ..Config::default() };
     // The file replaces the volumes that it has.
     let in_file: HashSet<&str> = content.volumes.keys().map(|name| name.as_ref().as_str()).collect();
     let kept: VolumeConfigs = added.iter().filter(|(name, _)| !in_file.contains(name.as_str())).map(owned).collect();
-    let mut volumes = Converter::new(&kept, idle_timeout);
+    let mut volumes = Converter::new(host, &kept, idle_timeout);
     for (name, keys) in content.volumes {
         let at = name.span();
         let name = name.into_inner();
@@ -227,22 +192,22 @@ fn owned((name, volume): (&String, &VolumeConfig)) -> (String, VolumeConfig) {
 }
 
 /// Converts volumes, which must not share images that one of them writes.
-struct Converter {
-    parser: Parser,
+struct Converter<'a> {
+    host: &'a dyn Host,
     idle_timeout: u64,
     /// Images, with their volume and whether it is writable.
     images: HashMap<PathBuf, (String, bool)>,
     count: usize,
 }
 
-impl Converter {
+impl<'a> Converter<'a> {
     /// `others`: volumes that the server has already.
-    fn new(others: &VolumeConfigs, idle_timeout: u64) -> Self {
+    fn new(host: &'a dyn Host, others: &VolumeConfigs, idle_timeout: u64) -> Self {
         let mut images = HashMap::new();
         for (name, volume) in others {
-            images.entry(volume.real_image.clone()).or_insert((name.clone(), !volume.opening.read_only));
+            images.entry(volume.real_image.clone()).or_insert((name.clone(), !volume.opening.config.read_only));
         }
-        Self { parser: Parser::new(), idle_timeout, images, count: others.len() }
+        Self { host, idle_timeout, images, count: others.len() }
     }
 
     fn add(&mut self, name: &str, at: Range<usize>, keys: Keys) -> Result<VolumeConfig, Fault> {
@@ -253,10 +218,10 @@ impl Converter {
         if self.count == MAX_VOLUMES {
             return Err(Fault::new(at, key, format!("a server has at most {MAX_VOLUMES} volumes")));
         }
-        let mut volume = self.parser.volume(&key, &at, keys, self.idle_timeout)?;
+        let mut volume = volume(self.host, &key, &at, keys, self.idle_timeout)?;
         let image = volume.opening.image.clone();
         volume.real_image = std::fs::canonicalize(&image).unwrap_or(image);
-        let (image, writable) = (&volume.real_image, !volume.opening.read_only);
+        let (image, writable) = (&volume.real_image, !volume.opening.config.read_only);
         if let Some((other, other_writable)) = self.images.get(image).filter(|_| !image.as_os_str().is_empty()) {
             if writable || *other_writable {
                 let image = volume.opening.image.display();
@@ -283,108 +248,104 @@ fn tls_options(content: &FileContent) -> Result<Option<TlsOptions>, Fault> {
     })
 }
 
-/// The parser of the command line, which is made once for all volumes.
-struct Parser(clap::Command);
-
-impl Parser {
-    fn new() -> Self {
-        Self(Options::command())
-    }
-
-    fn options(&mut self, words: &[OsString]) -> Result<Options, String> {
-        let words = std::iter::once(OsString::from("inlock")).chain(words.iter().cloned());
-        let text = |error: clap::Error| message_of(&explain(&error)).trim_start_matches("--").to_owned();
-        let matches = self.0.try_get_matches_from_mut(words).map_err(text)?;
-        let mut options = Options::from_arg_matches(&matches).map_err(text)?;
-        options.key_file = options.key_files.first().cloned();
-        Ok(options)
-    }
-
-    fn volume(&mut self, key: &str, at: &Range<usize>, keys: Keys, idle_timeout: u64) -> Result<VolumeConfig, Fault> {
-        let opening = Opening {
-            image: PathBuf::new(),
-            words: Vec::new(),
-            key_command: Vec::new(),
-            key_timeout: Duration::from_secs(KEY_TIMEOUT),
-            read_only: false,
-        };
-        let mut limits = ExportLimits::default();
-        limits.in_flight = Some(MAX_IN_FLIGHT);
-        let mut volume = VolumeConfig {
-            opening,
-            real_image: PathBuf::new(),
-            limits,
-            idle_timeout: None,
-            listed: true,
-            max_clients: 16,
-        };
-        let mut idle_timeout = idle_timeout;
-        for (name, value) in keys {
-            let (at, name) = (name.span(), name.into_inner());
-            let key = format!("{key}.{name}");
-            let value = value.into_inner();
-            own_key(&mut volume, &mut idle_timeout, &name, &value)
-                .or_else(|wrong| match wrong {
-                    Wrong::Value(text) => Err(text),
-                    Wrong::Name => option(&name, &value).map(|word| volume.opening.words.push(word)),
-                })
-                .map_err(|text| Fault::new(at, key, text))?;
-        }
-        volume.idle_timeout = Some(Duration::from_secs(idle_timeout)).filter(|time| !time.is_zero());
-        let source = self.source(&volume.opening).map_err(|text| Fault::new(at.clone(), key, text))?;
-        let encrypted = matches!(source.source.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
-        let sources = [!matches!(source.source.key.source, KeySource::Ask), !volume.opening.key_command.is_empty()];
-        let count =
-            sources.iter().filter(|given| **given).count() + usize::from(source.source.key.volume_key.is_some());
-        match (encrypted, count) {
-            (true, 1) | (false, 0) => Ok(volume),
-            (true, _) => {
-                let text = "exactly one of key-file, key-command and volume-key-file is needed";
-                Err(Fault::new(at.clone(), key, text))
+/// Converts the table of a volume, which is called `key` and begins at `at`.
+fn volume(host: &dyn Host, key: &str, at: &Range<usize>, keys: Keys, idle_timeout: u64) -> Result<VolumeConfig, Fault> {
+    let opening = Opening {
+        image: PathBuf::new(),
+        config: OpenConfig::default(),
+        key_command: Vec::new(),
+        key_timeout: Duration::from_secs(KEY_TIMEOUT),
+    };
+    let mut limits = ExportLimits::default();
+    limits.in_flight = Some(MAX_IN_FLIGHT);
+    let mut volume =
+        VolumeConfig { opening, real_image: PathBuf::new(), limits, idle_timeout: None, listed: true, max_clients: 16 };
+    let mut idle_timeout = idle_timeout;
+    let mut options = Vec::new();
+    for (name, value) in keys {
+        let fault = |text: String| Fault::new(name.span(), format!("{key}.{}", name.as_ref()), text);
+        match own_key(&mut volume, &mut idle_timeout, name.as_ref(), value.as_ref()) {
+            Some(result) => result.map_err(fault)?,
+            None => {
+                check_option(name.as_ref(), value.as_ref()).map_err(fault)?;
+                options.push((name, value.into_inner()));
             }
-            (false, _) => Err(Fault::new(at.clone(), key, "a volume of this type takes no key")),
         }
     }
-
-    fn source(&mut self, opening: &Opening) -> Result<Source, String> {
-        let options = self.options(&opening.words)?;
-        let convert = || -> anyhow::Result<Source> {
-            check_threads(&options)?;
-            let source = source_args(&options, opening.image.clone())?;
-            let io = match options.io.as_deref() {
-                Some("uring") => IoMode::Uring,
-                Some("sync") => IoMode::Sync,
-                _ => IoMode::Auto,
-            };
-            let threads = options.threads.map_or(1, usize::from);
-            Ok(Source { source, io, threads, engine: engine_of(&options)? })
-        };
-        let source = convert().map_err(|error| message_of(&error).to_string())?;
-        let is_table = matches!(source.source.volume_type, VolumeType::Table(_));
-        match (opening.image.as_os_str().is_empty(), is_table) {
-            (true, false) => Err("image is missing".to_owned()),
-            (false, true) => Err("a volume with table takes no image".to_owned()),
-            _ => Ok(source),
+    volume.idle_timeout = Some(Duration::from_secs(idle_timeout)).filter(|time| !time.is_zero());
+    volume.opening.config = config(key, &options)?;
+    let source = volume.opening.checked(host).map_err(|Refusal { option, text }| {
+        match options.iter().find(|(name, _)| name.as_ref() == option) {
+            Some((name, _)) => Fault::new(name.span(), format!("{key}.{option}"), text),
+            None => Fault::new(at.clone(), key, text),
         }
+    })?;
+    let encrypted = matches!(source.options.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
+    let sources = [
+        !matches!(source.options.key.source, KeySource::Ask),
+        !volume.opening.key_command.is_empty(),
+        source.options.key.volume_key.is_some(),
+    ];
+    let count = sources.iter().filter(|given| **given).count();
+    match (encrypted, count) {
+        (true, 1) | (false, 0) => Ok(volume),
+        (true, _) => {
+            let text = "exactly one of key-file, key-command and volume-key-file is needed";
+            Err(Fault::new(at.clone(), key, text))
+        }
+        (false, _) => Err(Fault::new(at.clone(), key, "a volume of this type takes no key")),
+    }
+}
+
+/// Converts the keys of a volume that are options of opening it.
+fn config(key: &str, options: &[(Spanned<String>, Value)]) -> Result<OpenConfig, Fault> {
+    let current = Cell::new(None);
+    // `false` is as if the key were not there.
+    let given = options.iter().filter(|(_, value)| value.as_bool() != Some(false));
+    let entries = given.map(|(name, value)| {
+        current.set(Some(name));
+        (name.as_ref().as_str(), value.clone())
+    });
+    OpenConfig::deserialize(MapDeserializer::new(entries)).map_err(|error: toml::de::Error| {
+        let (at, name) = current.get().map_or((0..0, ""), |name| (name.span(), name.as_ref()));
+        Fault::new(at, format!("{key}.{name}"), error.message())
+    })
+}
+
+/// An option that a volume cannot have.
+struct Refusal {
+    option: &'static str,
+    text: String,
+}
+
+impl From<ConfigError> for Refusal {
+    fn from(error: ConfigError) -> Self {
+        Self { option: error.option, text: error.reason().trim_end_matches('.').to_owned() }
     }
 }
 
 impl Opening {
     /// Converts the options. Each opening does: a table is read again.
-    pub(crate) fn source(&self) -> anyhow::Result<Source> {
-        Parser::new().source(self).map_err(CliError::usage)
+    pub(crate) fn source(&self, host: &dyn Host) -> Result<VolumeSource> {
+        self.checked(host)
+            .map_err(|Refusal { option, text }| Error::Request(format!("Option {option} cannot be used: {text}.")))
+    }
+
+    fn checked(&self, host: &dyn Host) -> Result<VolumeSource, Refusal> {
+        let source = self.config.source(host, self.image.clone())?;
+        let is_table = matches!(source.options.volume_type, VolumeType::Table(_));
+        let refused = |text: &str| Err(Refusal { option: "image", text: text.to_owned() });
+        match (self.image.as_os_str().is_empty(), is_table) {
+            (true, false) => refused("image is missing"),
+            (false, true) => refused("a volume with table takes no image"),
+            _ => Ok(source),
+        }
     }
 }
 
-enum Wrong {
-    /// It is an option of the command line, or unknown.
-    Name,
-    Value(String),
-}
-
-/// Applies a key that is no option of the command line.
-fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value: &Value) -> Result<(), Wrong> {
-    let result = match name {
+/// Applies a key that is no option of opening a volume. `None`: it is one, or unknown.
+fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value: &Value) -> Option<Result<(), String>> {
+    Some(match name {
         "image" => text(value).map(|image| volume.opening.image = image.into()),
         "key-command" => words(value).map(|words| volume.opening.key_command = words),
         "key-timeout" => number(value, 1).map(|secs| volume.opening.key_timeout = Duration::from_secs(secs)),
@@ -394,33 +355,21 @@ fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value:
         "max-bytes" => size(value).map(|rate| volume.limits.bytes = Some(rate)),
         "max-in-flight" => size(value).map(|most| volume.limits.in_flight = Some(most)),
         "max-clients" => number(value, 1).map(|most| volume.max_clients = usize::try_from(most).unwrap_or(usize::MAX)),
-        "read-only" => {
-            volume.opening.read_only = flag(value).map_err(Wrong::Value)?;
-            return Err(Wrong::Name);
-        }
-        _ => return Err(Wrong::Name),
-    };
-    result.map_err(Wrong::Value)
+        _ => return None,
+    })
 }
 
-/// Whether a volume has a key with the name of this option of the command line.
-pub(crate) fn has_key(option: &str) -> bool {
-    [OPTIONS, PLAIN, POLICY, SEALED, HOLES].iter().any(|names| names.contains(&option))
+/// Whether a volume has a key with the name of this option.
+pub fn has_key(option: &str) -> bool {
+    OpenConfig::names().contains(&option)
 }
 
-/// Returns an option of the command line.
-fn option(name: &str, value: &Value) -> Result<OsString, String> {
-    if !has_key(name) {
-        return Err("unknown key".to_owned());
-    }
-    match value {
-        Value::String(text) if text == "-" => Err("a server does not read its standard input".to_owned()),
-        Value::String(text) => Ok(format!("--{name}={text}").into()),
-        Value::Integer(number) => Ok(format!("--{name}={number}").into()),
-        Value::Boolean(true) => Ok(format!("--{name}").into()),
-        // As if it were not given.
-        Value::Boolean(false) => Ok("--batch-mode".into()),
-        _ => Err("expected a string, a number, true or false".to_owned()),
+/// Refuses an unknown key, and a value that would be the input of the server.
+fn check_option(name: &str, value: &Value) -> Result<(), String> {
+    match value.as_str() {
+        _ if !has_key(name) => Err("unknown key".to_owned()),
+        Some("-") => Err("a server does not read its standard input".to_owned()),
+        _ => Ok(()),
     }
 }
 
@@ -458,10 +407,13 @@ fn words(value: &Value) -> Result<Vec<OsString>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlock_engine::store::file::IoMode;
     use inlock_frontend::nbd::tls::TlsMode;
+    use inlock_open::engine::EngineOptions;
+    use inlock_open::host::Silent;
 
     fn parse(text: &str) -> Result<Config, String> {
-        super::parse(text, &VolumeConfigs::new())
+        super::parse(&Silent, text, &VolumeConfigs::new())
     }
 
     #[test]
@@ -474,11 +426,14 @@ mod tests {
         assert_eq!((a.limits.operations, a.limits.bytes), (Some(10), Some(1 << 20)));
         assert_eq!((a.limits.in_flight, b.limits.in_flight), (Some(2 << 20), Some(64 << 20)));
         assert_eq!((a.idle_timeout, b.idle_timeout), (Some(Duration::from_secs(5)), None));
-        assert_eq!((a.listed, b.listed, a.opening.read_only, b.opening.read_only), (true, false, false, true));
-        assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
-        let engine = |volume: &VolumeConfig| volume.opening.source().unwrap().engine;
+        assert_eq!(
+            (a.listed, b.listed, a.opening.config.read_only, b.opening.config.read_only),
+            (true, false, false, true)
+        );
+        assert!(matches!(a.opening.source(&Silent).unwrap().options.volume_type, VolumeType::Plain(_)));
+        let engine = |volume: &VolumeConfig| volume.opening.source(&Silent).unwrap().engine;
         assert_eq!((engine(a), engine(b)), (Some(EngineOptions { threshold: 65536 }), None));
-        let zero_holes = |volume: &VolumeConfig| volume.opening.source().unwrap().source.zero_holes;
+        let zero_holes = |volume: &VolumeConfig| volume.opening.source(&Silent).unwrap().options.zero_holes;
         assert_eq!((zero_holes(a), zero_holes(b)), (false, true));
         assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
         assert!(parse("").unwrap().volumes.is_empty());
@@ -498,24 +453,37 @@ mod tests {
                 "line 4, volumes.b.image: /a is the image",
             ),
             (format!("{volume}colour = 1\n"), "line 4, volumes.a.colour: unknown key"),
-            (format!("{volume}cipher = \"x\"\n"), "line 1, volumes.a: Option --cipher is not allowed with type raw"),
+            (format!("{volume}cipher = \"x\"\n"), "line 4, volumes.a.cipher: is not allowed with type raw"),
             (format!("{volume}read-only = 1\n"), "line 4, volumes.a.read-only: expected true or false"),
             (format!("{volume}max-operations = 0\n"), "line 4, volumes.a.max-operations: expected a number"),
             (format!("{volume}max-bytes = \"x\"\n"), "line 4, volumes.a.max-bytes: "),
             (format!("{volume}max-in-flight = 0\n"), "line 4, volumes.a.max-in-flight: expected a number"),
-            (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
+            (format!("{volume}threads = 0\n"), "line 4, volumes.a.threads: takes 1 to 1024"),
             (
                 format!("{volume}engine = \"x\"\n"),
-                "line 1, volumes.a: engine: invalid value 'x': one of software, afalg",
+                "line 4, volumes.a.engine: invalid value 'x': one of software, afalg",
             ),
-            (format!("{volume}threads = -1\n"), "line 1, volumes.a: threads: invalid value '-1': not a number from"),
-            (format!("{volume}key-slot = \"x\"\n"), "line 1, volumes.a: key-slot: invalid value 'x': not a number"),
-            (format!("{volume}holes = \"x\"\n"), "line 1, volumes.a: holes: invalid value 'x'"),
-            (format!("{volume}holes = \"zero\"\n"), "line 1, volumes.a: Option --holes is not allowed with type raw"),
-            (format!("{volume}holes = true\n"), "line 1, volumes.a: "),
             (
-                format!("{volume}engine-threshold = 512\n"),
-                "line 1, volumes.a: Option --engine-threshold needs --engine",
+                format!("{volume}threads = -1\n"),
+                "line 4, volumes.a.threads: invalid value '-1': not a number from 0 to 65535",
+            ),
+            (format!("{volume}key-slot = \"x\"\n"), "line 4, volumes.a.key-slot: invalid value 'x': not a number"),
+            (format!("{volume}holes = \"x\"\n"), "line 4, volumes.a.holes: invalid value 'x': one of noise, zero"),
+            (format!("{volume}holes = \"zero\"\n"), "line 4, volumes.a.holes: is not allowed with type raw"),
+            (format!("{volume}holes = true\n"), "line 4, volumes.a.holes: expected a string or a number"),
+            (format!("{volume}engine-threshold = 512\n"), "line 4, volumes.a.engine-threshold: needs engine afalg"),
+            (format!("{volume}read-only = true\nthreads = -1\n"), "line 5, volumes.a.threads: invalid value '-1'"),
+            (
+                format!("{volume}read-only = true\nexpect-uuid = 5\n"),
+                "line 5, volumes.a.expect-uuid: is not allowed with type raw",
+            ),
+            (
+                "[volumes.a]\nimage = \"/a\"\ntype = \"plain\"\ncipher = \"aes-wtf\"\nkey-file = \"/k\"\n".to_owned(),
+                "line 4, volumes.a.cipher: No known cipher specification pattern detected in 'aes-wtf': ",
+            ),
+            (
+                "[volumes.a]\nimage = \"/a\"\npolicy = \"/missing\"\nkey-file = \"/k\"\n".to_owned(),
+                "line 3, volumes.a.policy: Device /missing does not exist or access denied: No such file",
             ),
             (format!("{volume}key-file = \"-\"\n"), "line 4, volumes.a.key-file: a server does not read"),
             (format!("default = \"b\"\n{volume}"), "line 1, default: there is no volume b"),
@@ -546,14 +514,16 @@ mod tests {
         let table = |more: &str| format!("[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n{more}\n");
         let volume = |more: &str| parse(&table(more)).unwrap().volumes["a"].clone();
         for (io, expected) in [("uring", IoMode::Uring), ("sync", IoMode::Sync), ("auto", IoMode::Auto)] {
-            assert_eq!(volume(&format!("io = \"{io}\"")).opening.source().unwrap().io, expected);
+            assert_eq!(volume(&format!("io = \"{io}\"")).opening.source(&Silent).unwrap().io, expected);
         }
         let least = volume("max-operations = 1\nmax-bytes = 1\nmax-in-flight = 1\nmax-clients = 1\nthreads = 1");
         let limits = least.limits;
         assert_eq!((limits.operations, limits.bytes, limits.in_flight), (Some(1), Some(1), Some(1)));
-        assert_eq!((least.max_clients, least.opening.source().unwrap().threads), (1, 1));
-        let off = volume("read-only = false\nallow-discards = false");
-        assert!(!off.opening.read_only && off.opening.source().is_ok());
+        assert_eq!((least.max_clients, least.opening.source(&Silent).unwrap().threads), (1, Some(1)));
+        // As if they were not given; and a value counts, not how it is written.
+        assert!(volume("read-only = false\nallow-discards = false\nthreads = false") == volume(""));
+        assert!(volume("threads = 2\nholes = \"noise\"") == volume("holes = \"noise\"\nthreads = \"2\""));
+        assert!(volume("threads = 2") != volume("threads = 3"));
         // The table says what its images are.
         let lines = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(lines.path(), "0 8 zero\n").unwrap();
@@ -570,7 +540,7 @@ mod tests {
         let path = dir.path().join("volumes.toml");
         let read = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            super::read(&path, Trust::Checked, &VolumeConfigs::new()).map(|config| config.volumes.len())
+            super::read(&Silent, &path, Trust::Checked, &VolumeConfigs::new()).map(|config| config.volumes.len())
         };
         let mut bytes = b"[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n#".to_vec();
         bytes.resize(MAX_LEN as usize, b'x');
@@ -586,8 +556,8 @@ mod tests {
         let table = |name: &str| format!("[volumes.{name}]\nimage = \"/{name}\"\ntype = \"raw\"\n");
         let one = parse(&table("x")).unwrap().volumes.remove("x").unwrap();
         let added: VolumeConfigs = (1..MAX_VOLUMES).map(|number| (number.to_string(), one.clone())).collect();
-        assert!(super::parse(&table("a"), &added).is_ok());
-        let error = super::parse(&format!("{}{}", table("a"), table("b")), &added).map(|_| ()).unwrap_err();
+        assert!(super::parse(&Silent, &table("a"), &added).is_ok());
+        let error = super::parse(&Silent, &format!("{}{}", table("a"), table("b")), &added).map(|_| ()).unwrap_err();
         assert_eq!(error, "line 4, volumes.b: a server has at most 65536 volumes");
     }
 
@@ -596,7 +566,7 @@ mod tests {
         let raw = |image: &str| format!("image = \"{image}\"\ntype = \"raw\"\n");
         let file = format!("idle-timeout = 5\n[volumes.a]\n{}[volumes.r]\n{}read-only = true\n", raw("/a"), raw("/r"));
         let Config { idle_timeout, volumes, .. } = parse(&file).unwrap();
-        let add = |name: &str, text: &str| parse_volume(name, text, idle_timeout, &volumes);
+        let add = |name: &str, text: &str| parse_volume(&Silent, name, text, idle_timeout, &volumes);
         let b = add("b", &raw("/b")).unwrap();
         assert_eq!(b.idle_timeout, Some(Duration::from_secs(5)));
         let in_file = parse(&format!("idle-timeout = 5\n[volumes.b]\n{}", raw("/b"))).unwrap();
@@ -616,8 +586,8 @@ mod tests {
         }
         // A file that is loaded again must agree with what was added, unless it has the volume itself.
         let added = VolumeConfigs::from([("b".to_owned(), b)]);
-        let error = super::parse(&format!("[volumes.c]\n{}", raw("/b")), &added).map(|_| ()).unwrap_err();
+        let error = super::parse(&Silent, &format!("[volumes.c]\n{}", raw("/b")), &added).map(|_| ()).unwrap_err();
         assert!(error.starts_with("line 1, volumes.c.image: /b is the image of volume b"), "{error}");
-        super::parse(&format!("[volumes.b]\n{}", raw("/b")), &added).unwrap();
+        super::parse(&Silent, &format!("[volumes.b]\n{}", raw("/b")), &added).unwrap();
     }
 }
