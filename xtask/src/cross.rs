@@ -1,4 +1,4 @@
-//! `cargo xtask cross`: type-checks the shipped crates for other CPUs.
+//! `cargo xtask cross`: type-checks the command for other CPUs, and the libraries without I/O for other systems.
 //!
 //! A target of rustup is used if it is installed. Otherwise Debian's compiler and the source of the library are
 //! unpacked in `target/cross`, without installing them, and the library is built once for each target. A dependency
@@ -15,27 +15,45 @@ use inlock_tests::report::skipped;
 
 use crate::{metadata, target_dir};
 
-/// One with another instruction set, and one with 32 bits.
-const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "i686-unknown-linux-gnu"];
-
 /// The shipped package. The tests are written for x86-64 Linux.
-const PACKAGE: &str = "inlock-cli";
+const COMMAND: &[&str] = &["inlock-cli"];
+
+/// Libraries that need no Linux.
+const LIBRARIES: &[&str] = &["inlock-cipher", "inlock-volume"];
+
+/// Targets, and what is checked for them: another instruction set, 32 bits, other systems, none.
+const TARGETS: [(&str, &[&str]); 6] = [
+    ("aarch64-unknown-linux-gnu", COMMAND),
+    ("i686-unknown-linux-gnu", COMMAND),
+    ("x86_64-pc-windows-msvc", LIBRARIES),
+    ("aarch64-apple-darwin", LIBRARIES),
+    ("wasm32-wasip1", LIBRARIES),
+    ("wasm32-unknown-unknown", LIBRARIES),
+];
+
+/// Flags of the compiler for all targets. Warnings may occur on one target only. The crate io-uring does not guarantee
+/// its structures on targets of 32 bits, and WebAssembly without a system has no random numbers, but only types are
+/// checked here.
+const FLAGS: &str = "-Dwarnings --cfg=io_uring_skip_arch_check";
+const FLAGS_WITHOUT_SYSTEM: &str = "-Dwarnings --cfg=getrandom_backend=\"unsupported\"";
 
 /// Checks every target, or those named in the arguments.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
-    let targets: Vec<&str> = if args.is_empty() { TARGETS.to_vec() } else { args.iter().map(String::as_str).collect() };
+    let unknown = args.iter().find(|arg| TARGETS.iter().all(|(target, _)| target != arg));
+    ensure!(unknown.is_none(), "the targets are {}", TARGETS.map(|(target, _)| target).join(", "));
     let mut failed = 0;
     let mut checked = 0;
-    for target in targets {
+    for (target, packages) in
+        TARGETS.iter().filter(|(target, _)| args.is_empty() || args.iter().any(|arg| arg == target))
+    {
         let Some(mut cargo) = cargo(root, target)? else {
             skipped(format!("no Rust library for {target} can be had here"));
             continue;
         };
-        cargo.args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
+        cargo.args(["check", "--quiet", "--target", target]);
+        cargo.args(packages.iter().flat_map(|package| ["--package", package]));
         cargo.arg("--target-dir").arg(target_dir(root).join("cross/build"));
-        // Warnings may occur on one target only. The crate io-uring does not guarantee its structures on targets of 32
-        // bits, but only types are checked here.
-        cargo.env("RUSTFLAGS", "-Dwarnings --cfg=io_uring_skip_arch_check");
+        cargo.env("RUSTFLAGS", if target.ends_with("unknown-unknown") { FLAGS_WITHOUT_SYSTEM } else { FLAGS });
         let passed = cargo.status().context("cannot run cargo")?.success();
         println!("cross: {target}: {}", if passed { "ok" } else { "FAILED" });
         failed += usize::from(!passed);

@@ -6,7 +6,7 @@
 
 use crate::aes::{AesKernel, AesKey, MAX_BATCH};
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
 use crate::{DataUnitSize, Hash, IvNumber, IvNumbering};

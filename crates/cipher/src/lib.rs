@@ -40,6 +40,10 @@ mod diffusion;
 mod error;
 mod hash;
 mod hash_batch;
+#[cfg(any(not(unix), test))]
+#[cfg_attr(unix, allow(unreachable_pub, reason = "tests alone use it here"))]
+#[allow(unsafe_code)] // Bytes of lines of the heap.
+mod heap;
 mod in_out;
 mod isa;
 mod iv;
@@ -47,11 +51,15 @@ mod key;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Vector loads and stores, and calls of functions that enable instructions.
 mod lanes;
+#[cfg(unix)]
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
+#[allow(unsafe_code)] // A value in memory that is not Rust's own.
+mod locked_box;
 mod messages;
 mod modes;
 mod scatter;
+#[cfg(unix)]
 #[allow(unsafe_code)] // Maps, advises and unmaps pages of its own.
 mod scratch;
 mod scrub;
@@ -64,6 +72,11 @@ mod stopped;
 #[cfg(test)]
 mod testing;
 mod unit;
+
+#[cfg(not(unix))]
+use heap as locked;
+#[cfg(not(unix))]
+use heap as scratch;
 
 pub use aead::{Aead, BadUnits};
 pub use aes::{AesKernel, Limit};

@@ -4,7 +4,9 @@
 //! Locking can fail if the process's limit is low. The key is then kept nevertheless, and [`memory_lock_failed`]
 //! returns true, for the caller to print a warning.
 
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+#[cfg(target_os = "linux")]
+use rustix::mm::Advice;
+use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use zeroize::Zeroize;
@@ -47,10 +49,13 @@ impl LockedBytes {
         unsafe {
             mm::mprotect(inner, inner_len, MprotectFlags::READ | MprotectFlags::WRITE)
                 .expect("out of memory while allocating a key");
-            // Kernels without the advice still keep the key; it only is in a dump that an administrator requests.
-            let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
-            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and copies the pages.
-            let _ = mm::madvise(inner, inner_len, Advice::LinuxWipeOnFork);
+            #[cfg(target_os = "linux")]
+            {
+                // Kernels without the advice still keep the key; it only is in a dump that an administrator requests.
+                let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
+                // A forked process finds zeroes. Linux before 4.14 does not know the advice, and copies the pages.
+                let _ = mm::madvise(inner, inner_len, Advice::LinuxWipeOnFork);
+            }
             if mm::mlock(inner, inner_len).is_err() {
                 LOCK_FAILED.store(true, Ordering::Relaxed);
             }
@@ -59,7 +64,8 @@ impl LockedBytes {
         Self { map, inner_len, len }
     }
 
-    fn start(&self) -> NonNull<u8> {
+    /// Returns the place of the bytes, aligned to 64 of them.
+    pub(crate) fn start(&self) -> NonNull<u8> {
         let page = rustix::param::page_size();
         // SAFETY: the offset is inside the mapping: one guard page, then `inner_len` bytes of which `len` rounded up
         // to 64 fit, because `inner_len` is at least `len` and a multiple of the page size.
@@ -90,54 +96,6 @@ impl Drop for LockedBytes {
         // SAFETY: the whole mapping is given back; nothing refers to it after this value is gone. The lock goes with
         // it.
         let _ = unsafe { mm::munmap(self.map.as_ptr().cast(), self.inner_len + 2 * page) };
-    }
-}
-
-/// One value in locked memory. The value is dropped in place, then its memory is wiped.
-pub(crate) struct LockedBox<T> {
-    bytes: LockedBytes,
-    value: NonNull<T>,
-}
-
-// SAFETY: a `LockedBox` owns its value as a `Box` does.
-unsafe impl<T: Send> Send for LockedBox<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for LockedBox<T> {}
-
-impl<T> LockedBox<T> {
-    /// Moves `value`, which has no secret yet, to locked memory; secrets are then written in place.
-    pub(crate) fn new(value: T) -> Self {
-        const { assert!(align_of::<T>() <= 64) };
-        // Rounded up so that the start is aligned as well as the end.
-        let bytes = LockedBytes::zeroed(size_of::<T>());
-        let place = bytes.start().cast::<T>();
-        // SAFETY: `place` is aligned to 64 bytes, owned, and has room for a `T`.
-        unsafe { place.write(value) };
-        Self { bytes, value: place }
-    }
-}
-
-impl<T> std::ops::Deref for LockedBox<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        // SAFETY: `new` wrote a `T` there, which lives as long as `self`.
-        unsafe { self.value.as_ref() }
-    }
-}
-
-impl<T> std::ops::DerefMut for LockedBox<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
-        unsafe { self.value.as_mut() }
-    }
-}
-
-impl<T> Drop for LockedBox<T> {
-    fn drop(&mut self) {
-        debug_assert_eq!(self.bytes.len, size_of::<T>());
-        // SAFETY: the value was written by `new` and is dropped once, here; `bytes` is wiped and unmapped after it.
-        unsafe { self.value.drop_in_place() };
     }
 }
 
@@ -174,15 +132,6 @@ pub(crate) mod tests {
             assert_eq!(bytes.as_slice(), vec![0xa5; len]);
             assert_eq!(releases_of(|| drop(bytes)), [true]);
         }
-    }
-
-    #[test]
-    fn locked_box_is_dropped_and_wiped() {
-        let shared = std::rc::Rc::new(());
-        let boxed = LockedBox::new((shared.clone(), [0x5au8; 300]));
-        assert_eq!(boxed.1, [0x5a; 300]);
-        assert_eq!(releases_of(|| drop(boxed)), [true]);
-        assert_eq!(std::rc::Rc::strong_count(&shared), 1);
     }
 
     /// The process's map has guard pages on both sides, without access.

@@ -3,7 +3,9 @@
 //!
 //! It is not locked: a limit for locked memory is far below its size.
 
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+#[cfg(target_os = "linux")]
+use rustix::mm::Advice;
+use rustix::mm::{self, MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -49,6 +51,7 @@ impl ScratchMemory {
         };
         // SAFETY: the pages are those of the mapping just made. Each advice may be unknown to the kernel; the memory
         // then is slower, in a dump that an administrator requests, or copied to a forked process.
+        #[cfg(target_os = "linux")]
         unsafe {
             let _ = mm::madvise(map, map_len, Advice::LinuxHugepage);
             let _ = mm::madvise(map, map_len, Advice::LinuxDontDump);
@@ -74,6 +77,7 @@ impl ScratchMemory {
         });
         if slow.take(Self::TOO_MANY_SLOW).count() == Self::TOO_MANY_SLOW {
             // SAFETY: the pages are those of the mapping; the advice changes none of their bytes.
+            #[cfg(target_os = "linux")]
             let _ = unsafe { mm::madvise(self.map.as_ptr().cast(), self.map_len, Advice::LinuxNoHugepage) };
         }
     }

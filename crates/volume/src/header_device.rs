@@ -1,10 +1,10 @@
 //! Devices that headers are read from and written to, as a narrow, blocking interface.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::fs::File;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::positioned;
 
 /// A device or a file that holds a header. Keyslots are read from several threads.
 pub trait HeaderDevice: Sync {
@@ -66,28 +66,15 @@ impl HeaderDevice for FileDevice {
         if metadata.is_file() {
             return Ok(metadata.len());
         }
-        // The metadata of a block device have length 0, so the length is the offset of its end. The file is opened
-        // again for that: an inherited descriptor shares its offset with other descriptors and processes.
-        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let again = OpenOptions::new().read(true).open(&name);
-        match again.or_else(|_| OpenOptions::new().write(true).open(&name)) {
-            Ok(mut own) => own.seek(SeekFrom::End(0)),
-            Err(_) => {
-                let mut shared = &self.file;
-                let at = shared.stream_position()?;
-                let end = shared.seek(SeekFrom::End(0))?;
-                shared.seek(SeekFrom::Start(at))?;
-                Ok(end)
-            }
-        }
+        positioned::len_of_device(&self.file)
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
+        positioned::read_exact_at(&self.file, buf, offset)
     }
 
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+        positioned::write_all_at(&self.file, data, offset)
     }
 
     fn sync(&self) -> io::Result<()> {

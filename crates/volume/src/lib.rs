@@ -53,6 +53,7 @@ mod luks_cipher;
 mod luks_uuid;
 mod pbkdf;
 pub mod plain;
+mod positioned;
 mod printable;
 mod repair;
 mod repair_step;

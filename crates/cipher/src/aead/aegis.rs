@@ -7,7 +7,7 @@ use super::{Sealer, Tag, Units};
 use crate::InOut;
 use crate::aes::{self, AegisJob, AesKernel, MAX_BATCH};
 use crate::block_cipher::Block;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use ::aes::hazmat;
 
 /// Returns the sealer of `key`, which has 16 bytes.

@@ -4,7 +4,7 @@
 use super::{Sealer, Tag, Units};
 use crate::aes::{self, AesKernel, CbcJob, IV_MARGIN, IvSource, MAX_BATCH, Schedule, XtsJob, XtsKeys};
 use crate::block_cipher::Block;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use crate::messages::{Algorithm, HmacBatch};
 use crate::modes::{Chain, new_chain};
 use crate::sha256::Sha256;

@@ -7,7 +7,7 @@ use super::{Sealer, Tag, Units};
 use crate::InOut;
 use crate::aes::{AesKernel, AesKey, MAX_BATCH};
 use crate::block_cipher::Block;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 /// Bytes of the key after AES's.
 const SALT_LEN: usize = 3;

@@ -3,7 +3,7 @@
 use super::{Sealer, Tag, Units};
 use crate::InOut;
 use crate::aes::AesKernel;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use chacha20::cipher::{StreamCipher, StreamCipherSeek};
 use chacha20::{ChaCha20, KeyIvInit};
 use poly1305::Poly1305;

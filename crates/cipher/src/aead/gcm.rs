@@ -6,7 +6,7 @@
 use super::{Sealer, Tag, Units};
 use crate::aes::{self, AesKernel, GcmJob, GcmKeys, MAX_BATCH};
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::{ChainMode, Cipher, DataUnitSize, InOut};
 use ghash::GHash;

@@ -5,7 +5,7 @@ use super::schedule::Schedule;
 use crate::Cipher;
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::isa::AesKernel;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 /// An AES key, expanded for a kernel, that encrypts single blocks, as ESSIV needs it.
 pub(crate) enum AesKey {

@@ -5,7 +5,7 @@
 //! tenant shares the cache.
 
 use super::BlockCipher;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 /// Number of blocks in parallel.
 const LANES: usize = 4;

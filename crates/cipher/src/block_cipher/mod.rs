@@ -13,7 +13,7 @@ mod twofish;
 use self::serpent::Serpent;
 use crate::Cipher;
 use crate::isa::{AesKernel, WideKernel};
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use zeroize::Zeroizing;
 

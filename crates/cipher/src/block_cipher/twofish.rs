@@ -4,7 +4,7 @@
 //! Lookups depend on key and data, as in every fast Twofish: not constant time if another tenant shares the cache.
 
 use super::BlockCipher;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 const ROUNDS: usize = 16;
 

@@ -1,7 +1,7 @@
 //! HMAC (RFC 2104) of several messages under one key.
 
 use super::{Algorithm, Digests, HashKernel, Message, Position, Start, digest_all};
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use zeroize::Zeroizing;
 
 /// Messages that are hashed at a time: as many as the widest kernel has lanes.

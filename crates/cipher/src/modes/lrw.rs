@@ -4,7 +4,7 @@
 
 use super::{BlockCipher, Chain, between_masks};
 use crate::block_cipher::Block;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 /// LRW under a cipher's key and a tweak key of 16 bytes.
 pub(super) struct Lrw {

@@ -3,7 +3,7 @@
 use super::any_mode::{AnyMode, for_each_batch};
 use crate::aes::{self, AesKernel, BlockJob, Schedule};
 use crate::iv::IvGenerator;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use crate::modes::new_chain;
 use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 

@@ -7,7 +7,7 @@ use super::any_mode::AnyMode;
 use crate::aes::{self, AesKernel, IV_MARGIN, MAX_BATCH, Schedule, XtsJob, XtsKeys};
 use crate::block_cipher::Block;
 use crate::iv::IvGenerator;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use crate::modes::new_chain;
 use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 

@@ -17,7 +17,7 @@ mod x86_64;
 
 use super::{Block, BlockCipher};
 use crate::isa::WideKernel;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use schedule::Schedule;
 
 /// Serpent under a key, on a vector kernel.

@@ -19,7 +19,7 @@ use super::Chain;
 use crate::Cipher;
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::isa::{AesKernel, WideKernel};
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use chacha20::cipher::StreamCipher;
 use chacha20::{KeyIvInit, XChaCha12, XChaCha20};
 use zeroize::Zeroizing;

@@ -4,7 +4,7 @@
 //! decryption it is computed from the decrypted plaintext, and removed.
 
 use super::Layer;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 use md5::block_api::compress;
 
 /// The IV of loop-AES's second version, or of the third with its seed.

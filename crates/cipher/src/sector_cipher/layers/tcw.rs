@@ -2,7 +2,7 @@
 //! unit. Its IV is made with the other IVs.
 
 use super::Layer;
-use crate::locked::LockedBox;
+use crate::locked_box::LockedBox;
 
 /// Whitening under 16 bytes of key.
 pub(crate) struct Tcw {
