@@ -1,6 +1,6 @@
 //! Attaching a volume: as a block device with a node in /dev, or as a file.
 //!
-//! [`choose`] chooses how, before a passphrase is asked for; its driver attaches and detaches; [`stale`] handles the
+//! `choose` chooses how, before a passphrase is asked for; its driver attaches and detaches; `stale` handles the
 //! devices and mounts of processes that died.
 #![cfg_attr(
     not(all(feature = "fuse", feature = "ublk")),

@@ -24,7 +24,7 @@ const STATES: [&str; 4] = ["closed", "opening", "open", "closing"];
 pub struct Listed {
     /// Name of the volume.
     pub name: String,
-    /// One of [`STATES`].
+    /// `closed`, `opening`, `open` or `closing`.
     pub state: String,
     /// Clients that are connected.
     pub clients: usize,
