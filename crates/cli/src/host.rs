@@ -11,13 +11,13 @@ use inlock_open::host::{Context, Host, Input, Interruptions, Level};
 use inlock_open::settings::Settings;
 use inlock_open::{Error, ErrorKind, secret};
 use inlock_serve::Told;
+use inlock_serve::log::Log;
 use inlock_serve::program::Program;
 use rustix::process::Signal;
 use zeroize::Zeroizing;
 
 use crate::error::{CliError, told};
 use crate::system::signals::{self, Caught};
-use crate::ui::log::log_about;
 use crate::ui::print::{is_verbose, print_debug, print_debug_json, print_stderr, print_verbose, warn};
 use crate::ui::terminal;
 
@@ -52,8 +52,14 @@ impl Program for CommandLine {
     }
 
     fn log(&self, subject: &dyn Display, text: &dyn Display) {
-        log_about(subject, text);
+        log().about(subject, text);
     }
+}
+
+/// Returns the log of this process, for threads that must not wait for standard error.
+pub(crate) fn log() -> &'static Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| Log::new("inlock: ", |line| print_stderr(line)))
 }
 
 /// Keeps passphrases off standard input, which carries data.

@@ -50,6 +50,7 @@ pub mod attached;
 pub mod control;
 pub mod error;
 pub mod listen;
+pub mod log;
 pub mod many;
 pub mod method;
 pub mod pipe;

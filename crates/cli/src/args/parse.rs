@@ -18,7 +18,7 @@ use super::options::Options;
 use super::source::check_remote;
 use super::suggest::nearest;
 use crate::error::{CliError, in_action};
-use crate::ui::log::log_about;
+use crate::host::log;
 use crate::ui::print::{Debug, print_stderr};
 use inlock_open::settings::RemoteOptions;
 use inlock_open::settings::Settings;
@@ -60,7 +60,7 @@ fn settings(options: &Options) -> anyhow::Result<Settings> {
 
 /// Prints an event of an export. Does not block: the store's thread keeps time.
 fn report(uri: &str, event: &str) {
-    log_about(format_args!("warning: {uri}"), event);
+    log().about(format_args!("warning: {uri}"), event);
 }
 
 /// Converts the options for exports and images.

@@ -17,9 +17,8 @@ use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
 use crate::background;
 use crate::error::{CliError, told};
-use crate::host::program;
+use crate::host::{log, program};
 use crate::system::signals::{self, Caught};
-use crate::ui::log::{self, log};
 use crate::ui::print::{lines_of, print, warn};
 use inlock_serve::control::listener::Listener;
 use inlock_serve::control::servers::Registration;
@@ -120,7 +119,7 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
         drop(registration);
         stopped.join().unwrap_or(false)
     });
-    log::finish(LAST_MESSAGES);
+    log().finish(LAST_MESSAGES);
     ended?;
     Ok(if is_flushed { 0 } else { 1 })
 }
@@ -136,8 +135,8 @@ fn serve(volumes: &Volumes, caught: &Caught) -> anyhow::Result<()> {
         match caught.take() {
             Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
             Some(number) if number == Signal::HUP.as_raw() => match volumes.reload() {
-                Ok(outcome) => log(format_args!("inlock: {outcome}")),
-                Err(error) => lines_of(&error.into()).for_each(log),
+                Ok(outcome) => log().line(format_args!("inlock: {outcome}")),
+                Err(error) => lines_of(&error.into()).for_each(|line| log().line(line)),
             },
             Some(_) => return Ok(()),
             None => {}

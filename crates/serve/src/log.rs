@@ -2,10 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use super::print::print_stderr;
 
 /// Messages that wait to be printed. Further ones are counted only.
 const MAX_WAITING: usize = 256;
@@ -14,14 +12,20 @@ const MAX_WAITING: usize = 256;
 const MAX_OF_SUBJECT: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(60);
 
-static LOG: Log = Log { queue: Mutex::new(Queue::new()), changed: Condvar::new() };
-static SUBJECTS: Mutex<Option<Subjects>> = Mutex::new(None);
+/// A log. Clones are the same one.
+#[derive(Clone)]
+pub struct Log(Arc<Inner>);
 
-struct Log {
+struct Inner {
+    /// What lines of the log itself begin with, such as the name of the program and a colon.
+    prefix: &'static str,
+    print: Box<dyn Fn(&str) + Send + Sync>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    subjects: Mutex<Subjects>,
 }
 
+#[derive(Default)]
 struct Queue {
     waiting: VecDeque<String>,
     /// Messages that found no room.
@@ -30,18 +34,44 @@ struct Queue {
     has_thread: bool,
 }
 
-/// Prints a line about a volume or an export as [`log`] does, but few a minute: what goes wrong may go wrong again with
-/// each client. The number of those that are left out follows with the next line.
-pub(crate) fn log_about(subject: impl Display, text: impl Display) {
-    let subject = subject.to_string();
-    let mut subjects = SUBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
-    let left_out = subjects.get_or_insert_default().admit(&subject, Instant::now());
-    drop(subjects);
-    let Some(left_out) = left_out else { return };
-    if left_out > 0 {
-        log(format_args!("inlock: {subject}: {left_out} messages were left out"));
+impl Log {
+    /// Returns a log whose lines `print` prints, on a thread of its own while there are some. It may block.
+    pub fn new(prefix: &'static str, print: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        let (queue, subjects) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Inner { prefix, print: Box::new(print), queue, changed: Condvar::new(), subjects }))
     }
-    log(format_args!("inlock: {subject}: {text}"));
+
+    /// Prints a line. Does not block. If nothing is printed for long, some hundred lines wait, and of the others the
+    /// number is printed later.
+    pub fn line(&self, line: impl Display) {
+        let mut queue = self.0.queue();
+        if !queue.has_thread {
+            let (thread, inner) = (std::thread::Builder::new().name("inlock-log".to_owned()), Arc::clone(&self.0));
+            queue.has_thread = thread.spawn(move || inner.run()).is_ok();
+        }
+        // Without a thread, the next call starts one.
+        queue.push(line.to_string());
+    }
+
+    /// Prints a line about a volume or an export as [`Log::line`] does, but few a minute: what goes wrong may go wrong
+    /// again with each client. The number of those that are left out follows with the next line.
+    pub fn about(&self, subject: impl Display, text: impl Display) {
+        let (subject, prefix) = (subject.to_string(), self.0.prefix);
+        let mut subjects = self.0.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        let left_out = subjects.admit(&subject, Instant::now());
+        drop(subjects);
+        let Some(left_out) = left_out else { return };
+        if left_out > 0 {
+            self.line(format_args!("{prefix}{subject}: {left_out} messages were left out"));
+        }
+        self.line(format_args!("{prefix}{subject}: {text}"));
+    }
+
+    /// Blocks until all lines are printed, for at most `limit`.
+    pub fn finish(&self, limit: Duration) {
+        let is_busy = |queue: &mut Queue| queue.is_printing || queue.has_next();
+        drop(self.0.changed.wait_timeout_while(self.0.queue(), limit, is_busy));
+    }
 }
 
 /// Lines that were printed lately, by what they are about.
@@ -75,23 +105,7 @@ impl Subjects {
     }
 }
 
-/// Prints a line to standard error, on a thread of its own. Does not block. If standard error takes nothing, some
-/// hundred lines wait, and of the others the number is printed later.
-pub(crate) fn log(line: impl Display) {
-    LOG.add(line.to_string());
-}
-
-/// Blocks until all lines of [`log`] are printed, for at most `limit`.
-pub(crate) fn finish(limit: Duration) {
-    let is_busy = |queue: &mut Queue| queue.is_printing || queue.has_next();
-    drop(LOG.changed.wait_timeout_while(LOG.queue(), limit, is_busy));
-}
-
 impl Queue {
-    const fn new() -> Self {
-        Self { waiting: VecDeque::new(), dropped: 0, is_printing: false, has_thread: false }
-    }
-
     /// Takes a line, unless too many wait.
     fn push(&mut self, line: String) {
         if self.waiting.len() < MAX_WAITING {
@@ -106,52 +120,39 @@ impl Queue {
     }
 
     /// Returns the next line to print. The number of those that were dropped follows the ones that were not.
-    fn next(&mut self) -> Option<String> {
+    fn next(&mut self, prefix: &str) -> Option<String> {
         let dropped = || match std::mem::take(&mut self.dropped) {
             0 => None,
-            number => Some(format!("inlock: {number} messages were dropped: standard error was not read")),
+            number => Some(format!("{prefix}{number} messages were dropped: standard error was not read")),
         };
         self.waiting.pop_front().or_else(dropped)
     }
 }
 
-impl Log {
+impl Inner {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&'static self, line: String) {
-        let mut queue = self.queue();
-        if !queue.has_thread {
-            let thread = std::thread::Builder::new().name("inlock-log".to_owned());
-            queue.has_thread = thread.spawn(|| self.run()).is_ok();
-        }
-        // Without a thread, the next call starts one.
-        queue.push(line);
-        drop(queue);
-        self.changed.notify_all();
-    }
-
+    /// Prints all lines that wait. The next line starts a thread again.
     fn run(&self) {
         let mut queue = self.queue();
-        loop {
-            let Some(line) = queue.next() else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
+        while let Some(line) = queue.next(self.prefix) {
             queue.is_printing = true;
             drop(queue);
-            print_stderr(line);
+            (self.print)(&line);
             queue = self.queue();
             queue.is_printing = false;
             self.changed.notify_all();
         }
+        queue.has_thread = false;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn lines_about_a_subject_are_limited_and_those_left_out_are_counted() {
@@ -172,15 +173,36 @@ mod tests {
     }
 
     #[test]
+    fn lines_wait_for_a_printer_that_blocks_and_no_caller_does() {
+        let (printed, prints) = mpsc::channel();
+        let (release, blocks) = mpsc::channel::<()>();
+        let blocks = Mutex::new(blocks);
+        let log = Log::new("program: ", move |line| {
+            let _ = blocks.lock().unwrap().recv();
+            printed.send(line.to_owned()).unwrap();
+        });
+        log.line("first");
+        (0..MAX_OF_SUBJECT + 2).for_each(|number| log.about("a", number));
+        drop(release);
+        log.finish(Duration::from_secs(600));
+        let lines: Vec<String> = prints.try_iter().collect();
+        assert_eq!(lines.len(), 1 + MAX_OF_SUBJECT as usize);
+        assert_eq!((&*lines[0], &*lines[1]), ("first", "program: a: 0"));
+        log.line("with another thread");
+        log.finish(Duration::from_secs(600));
+        assert_eq!(prints.try_iter().collect::<Vec<_>>(), ["with another thread"]);
+    }
+
+    #[test]
     fn messages_that_find_no_room_are_counted() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::default();
         (0..MAX_WAITING + 3).for_each(|number| queue.push(number.to_string()));
-        assert_eq!(queue.next().as_deref(), Some("0"));
+        assert_eq!(queue.next("").as_deref(), Some("0"));
         queue.push("last".to_owned());
-        let lines: Vec<_> = std::iter::from_fn(|| queue.next()).collect();
+        let lines: Vec<_> = std::iter::from_fn(|| queue.next("")).collect();
         assert_eq!(lines.len(), MAX_WAITING + 1);
         assert_eq!(lines[MAX_WAITING - 1], "last");
-        assert!(lines[MAX_WAITING].contains(" 3 messages were dropped"), "{lines:?}");
+        assert!(lines[MAX_WAITING].starts_with("3 messages were dropped"), "{lines:?}");
         assert!(!queue.has_next());
     }
 }
