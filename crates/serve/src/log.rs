@@ -17,7 +17,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 pub struct Log(Arc<Inner>);
 
 struct Inner {
-    /// What lines of the log itself begin with, such as the name of the program and a colon.
+    /// Start of lines of the log itself, such as the name of the program and a colon.
     prefix: &'static str,
     print: Box<dyn Fn(&str) + Send + Sync>,
     queue: Mutex<Queue>,
