@@ -114,7 +114,7 @@ pub enum Error {
     #[error("Volume {name} already exists.")]
     VolumeExists { name: String },
     #[error("Volume {name} is {state}.")]
-    NotOpen { name: String, state: &'static str },
+    NotOpen { name: String, state: String },
     #[error("Volume {name} is in use by {clients} clients.")]
     VolumeInUse { name: String, clients: usize },
     #[error("Volume {name} is served with others, and cannot be closed later.")]

@@ -140,7 +140,8 @@ impl Client {
         silent.map_or(Ok(Found::Inactive), Err)
     }
 
-    /// Connects to a server of many volumes. `None`: it has no open volume of this name, or it exits.
+    /// Connects to a server of many volumes. `None`: it has no volume of this name, or has closed it without a failure,
+    /// or it exits.
     pub fn find_at_server(context: &Context, server: ServerFiles, name: &Name) -> Result<Option<Self>> {
         let (path, pid) = (server.socket(), server.pid());
         let place = Place::Server(server, name.clone());
@@ -150,10 +151,11 @@ impl Client {
         };
         let mut client = Self { place, socket, pid };
         match client.ask(&json!({"command": "state"}), None, QUERY_TIMEOUT) {
-            // One that closes may hang.
             Ok(fields) => {
                 let state = fields.get("state").and_then(Value::as_str).unwrap_or_default();
-                Ok(matches!(state, "open" | "closing").then_some(client))
+                // One that opens or closes may hang, and a failed closing is to be told.
+                let has_failed = fields.get("close_failed") == Some(&true.into());
+                Ok((has_failed || matches!(state, "opening" | "open" | "closing")).then_some(client))
             }
             Err(Error::ServerGone { .. }) => Ok(None),
             Err(_) => Err(silent()),
@@ -193,9 +195,13 @@ impl Client {
     /// Returns the status of the volume.
     pub fn status(&mut self) -> Result<VolumeStatus> {
         let answer = self.ask(&json!({"command": "status"}), None, QUERY_TIMEOUT)?;
-        // A server of many volumes may have closed it meanwhile.
-        if answer.get("state").is_some_and(|state| state != "open") {
-            return Err(Error::Inactive { name: self.place.name().to_string() });
+        // Of a server of many volumes.
+        match answer.get("state").and_then(Value::as_str) {
+            None | Some("open") => {}
+            Some("closed") => return Err(Error::Inactive { name: self.place.name().to_string() }),
+            Some(state) => {
+                return Err(Error::NotOpen { name: self.place.name().to_string(), state: state.to_owned() });
+            }
         }
         Ok(serde_json::from_value(Value::Object(answer))?)
     }

@@ -53,8 +53,9 @@ impl Controlled for Volumes {
             ("stats", name) => Some(self.sample(name).and_then(|sample| fields(&sample))),
             ("status", name) => Some(self.status(name).and_then(|status| fields(&status))),
             ("state", name) => {
-                let state = self.state_of(name).unwrap_or("unknown");
-                Some(Ok(Map::from_iter([("state".to_owned(), state.into())])))
+                let (state, has_failed) = self.state_of(name).unwrap_or(("unknown", false));
+                let fields = [("state".to_owned(), state.into()), ("close_failed".to_owned(), has_failed.into())];
+                Some(Ok(Map::from_iter(fields)))
             }
             // Also while another command waits for the store.
             ("abort", name) => Some(self.abort(name).map(|()| Map::new())),

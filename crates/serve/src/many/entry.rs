@@ -44,7 +44,7 @@ pub(super) struct EntryState {
     pub is_removed: bool,
     /// Failure of the last closing, on any thread: writes may be lost. Commands that find the volume closed report it;
     /// one that is opened again forgets it.
-    close_failure: Option<String>,
+    pub close_failure: Option<String>,
     /// Some closing has failed since the server started.
     pub has_closing_failed: bool,
     /// Failures to open it. A command or a new configuration forgets them.
@@ -186,7 +186,7 @@ impl Entry {
     pub(super) fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
         let mut state = lock(&self.state);
         let Stage::Open(running) = &state.stage else {
-            return Err(Error::NotOpen { name: self.name.clone(), state: state.name() });
+            return Err(Error::NotOpen { name: self.name.clone(), state: state.name().to_owned() });
         };
         if state.is_changing {
             return Err(Error::InProgress);

@@ -173,9 +173,9 @@ impl Volumes {
         Ok(status.fields()?)
     }
 
-    /// Returns the state of a volume.
-    pub(super) fn state_of(&self, name: &str) -> Result<&'static str> {
-        self.look(name, EntryState::name)
+    /// Returns the state of a volume, and whether it is closed and its last closing has failed.
+    pub(super) fn state_of(&self, name: &str) -> Result<(&'static str, bool)> {
+        self.look(name, |state| (state.name(), state.close_failure.is_some()))
     }
 
     /// Returns a sample of an open volume.
@@ -184,7 +184,7 @@ impl Volumes {
             let running = state.stage.running().ok_or(state.name());
             running.map(|running| running.volume.sample())
         })?;
-        sample.map_err(|state| Error::NotOpen { name: name.to_owned(), state })
+        sample.map_err(|state| Error::NotOpen { name: name.to_owned(), state: state.to_owned() })
     }
 
     /// Describes the open volumes.

@@ -2,6 +2,7 @@
 
 use super::many::{Many, volume};
 use crate::harness::control::Run;
+use crate::harness::storage::Thin;
 use crate::harness::{Dir, inlock, memory, noise};
 use inlock_tests::server::Server;
 use inlock_tests::wait::eventually;
@@ -187,6 +188,23 @@ fn suspended_volume_is_closed_and_opens_again() {
     assert!(client.read(4096, 4096).unwrap() == noise(4096));
     drop(client);
     many.stop();
+}
+
+#[test]
+fn close_tells_of_an_idle_volume_whose_closing_has_failed() {
+    let (run, dir) = (Run::new(), Dir::new());
+    let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+    let config = volume("a", &thin.device.0, "type = \"raw\"\nidle-timeout = 1");
+    let many = start(&run, dir, &config);
+    let mut client = many.client("a").unwrap();
+    for piece in 0..24 {
+        client.write(piece << 20, &noise(1 << 20)).unwrap();
+    }
+    drop(client);
+    eventually("a is closed", || state(&run, "a"), Option::is_none);
+    run.call(&["close", "a"]).fails(1, &["may be lost"]);
+    run.call(&["status", "a"]).fails(4, &["a is not active"]);
+    many.stop_with(1);
 }
 
 /// A store that does not answer is given up for its own volume alone.
