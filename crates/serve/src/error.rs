@@ -35,9 +35,13 @@ pub enum Error {
     /// `pid`: 0 if it is unknown, as long as the process starts.
     #[error("The process serving {name} does not respond.")]
     Unreachable { name: String, pid: u32, source: Option<io::Error> },
+    #[error("The server of many volumes in process {pid} does not respond.")]
+    ServerUnresponsive { pid: u32 },
     /// `name`: the volume that it may serve.
     #[error("The server of many volumes in process {pid} does not respond; it may serve {name}.")]
     ServerSilent { name: String, pid: u32 },
+    #[error("Several servers have opened {name}: processes {pids}.")]
+    Ambiguous { name: String, pids: String },
     #[error("The server of {name} (process {pid}) has died.")]
     ServerGone { name: String, pid: u32 },
     #[error("State file {} {fault}.", .path.display())]
@@ -97,6 +101,8 @@ pub enum Error {
     InProgress,
     #[error("The volume is being closed.")]
     Closing,
+    #[error("The server executes as many commands as it can at the same time.")]
+    TooManyCommands,
     /// A request that this process does not understand.
     #[error("{0}")]
     Request(String),
@@ -206,7 +212,7 @@ impl Error {
     /// Returns the word by which the client of a control command tells the error from others.
     pub fn code(&self) -> Option<&str> {
         match self {
-            Self::InProgress => Some("in_progress"),
+            Self::InProgress | Self::TooManyCommands => Some("in_progress"),
             Self::Closing => Some("closing"),
             Self::Told(told) => told.code.as_deref(),
             _ => None,

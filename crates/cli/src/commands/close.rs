@@ -18,7 +18,7 @@ use inlock_serve::control::name::Name;
 /// How long a forced close tries the usual way.
 const FORCE_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a forced close waits for another command.
+/// How long a forced close waits for other commands after that.
 const FORCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) const ACTION: Action = Action {
@@ -76,8 +76,8 @@ fn close(name: &Name, deferred: bool, purpose: Purpose) -> Result<(), Error> {
     }
 }
 
-/// Closes the volume like [`run`]. Only if that takes long, or another command waits for the underlying device, fails
-/// what waits for it: a device that works loses nothing, and one in use stays.
+/// Closes the volume like [`run`]. Only if that takes long, also since other commands wait for the underlying device,
+/// fails what waits for it: a device that works loses nothing, and one in use stays.
 fn run_forced(name: &Name) -> Result<(), Error> {
     let (ended, waiting) = mpsc::channel::<()>();
     let aborted = name.clone();
@@ -85,20 +85,20 @@ fn run_forced(name: &Name) -> Result<(), Error> {
         Err(RecvTimeoutError::Timeout) => abort_if_active(&aborted),
         _ => Ok(()),
     });
-    let mut closed = close(name, false, Purpose::ForcedClose);
-    drop(ended);
-    let deadline = Instant::now() + FORCE_TIMEOUT;
-    if closed.as_ref().is_err_and(Error::is_in_progress) {
-        abort_if_active(name)?;
-    }
-    while closed.as_ref().is_err_and(Error::is_in_progress) && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(100));
-        closed = match close(name, false, Purpose::ForcedClose) {
+    let deadline = Instant::now() + FORCE_AFTER + FORCE_TIMEOUT;
+    let mut has_waited = false;
+    let closed = loop {
+        match close(name, false, Purpose::ForcedClose) {
+            Err(error) if error.is_in_progress() && Instant::now() < deadline => {
+                has_waited = true;
+                std::thread::sleep(Duration::from_millis(100));
+            }
             // The other command was a close.
-            Err(Error::Inactive { .. }) => Ok(()),
-            closed => closed,
-        };
-    }
+            Err(Error::Inactive { .. }) if has_waited => break Ok(()),
+            closed => break closed,
+        }
+    };
+    drop(ended);
     // The abort may have come too late.
     let _ = abort.join();
     closed

@@ -41,7 +41,7 @@ fn run(json: bool) -> anyhow::Result<()> {
     for server in ServerFiles::all()? {
         match client::open_volumes(context(), &server) {
             Ok(volumes) => rows.extend(volumes.iter().map(of_server)),
-            Err(error) => warn(message_of(&error.into())),
+            Err(_) => rows.push(silent(&server)),
         }
     }
     rows.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
@@ -108,11 +108,26 @@ fn row(files: Files) -> Option<Value> {
     Some(row)
 }
 
+/// Describes a server of many volumes that does not tell them.
+fn silent(server: &ServerFiles) -> Value {
+    let error = Error::ServerUnresponsive { pid: server.pid() };
+    json!({
+        "name": format!("~{}", server.pid()), "state": "unreachable", "type": null, "via": "nbd", "endpoint": null,
+        "place": null, "errors": null, "device": null, "zones": null, "pid": server.pid(), "started": null,
+        "error": message_of(&error.into()),
+    })
+}
+
 /// Describes an open volume of a server of many.
 fn of_server(volume: &Described) -> Value {
     let mut row = described(&volume.info);
     row["errors"] = volume.store_errors.into();
-    row["state"] = if volume.suspended { "suspended" } else { "active" }.into();
+    row["state"] = match (volume.closing, volume.suspended) {
+        (true, _) => "closing",
+        (false, true) => "suspended",
+        (false, false) => "active",
+    }
+    .into();
     row
 }
 

@@ -16,7 +16,6 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         Error::Inactive { .. } | Error::Gone { .. } | Error::ServerGone { .. } | Error::UnknownVolume { .. } => {
             Status::Device
         }
-        Error::NotOpen { .. } => Status::Device,
         Error::ServerUnreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             Status::Permission
         }
@@ -32,7 +31,10 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         | Error::Held { .. }
         | Error::InProgress
         | Error::Closing
+        | Error::TooManyCommands
+        | Error::NotOpen { .. }
         | Error::ServerSilent { .. }
+        | Error::ServerUnresponsive { .. }
         | Error::VolumeExists { .. }
         | Error::VolumeInUse { .. }
         | Error::AddressInUse { .. } => Status::Busy,
@@ -66,7 +68,9 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         Error::MethodMissing { best: Some(method), .. } => format!("use --via {}, which works here", method.name()),
         Error::CannotAttach { instead, .. } => return of_attaching(*instead),
         Error::Told(told) => return told.hint.clone(),
-        Error::ServerSilent { pid, .. } => format!("check process {pid}; it may be stopped"),
+        Error::ServerSilent { pid, .. } | Error::ServerUnresponsive { pid } => {
+            format!("check process {pid}; it may be stopped")
+        }
         error if is_of_command_line(error) => "run `inlock --help` to list actions and options".to_owned(),
         error => fixed_hint(error)?.to_owned(),
     })
@@ -99,7 +103,7 @@ fn fixed_hint(error: &Error) -> Option<&'static str> {
             "extend the table to the length of the device, or close the volume first"
         }
         Error::Table { .. } => "close the volume and open it with this table",
-        Error::InProgress => "try again when it is done",
+        Error::InProgress | Error::TooManyCommands => "try again when it is done",
         Error::Panicked { .. } => "see its log; the state of the volume is unknown",
         Error::AddressInUse { .. } => "stop the server that listens there, or use another address",
         Error::NotLoopback(_) => "use tcp:localhost:PORT or unix:PATH, or allow it with --insecure",
@@ -111,9 +115,10 @@ fn fixed_hint(error: &Error) -> Option<&'static str> {
 fn of_many(error: &Error) -> Option<&'static str> {
     Some(match error {
         Error::ServerGone { .. } => "start the server again",
+        Error::Ambiguous { .. } => "use the socket of one of them: inlock control SOCKET COMMAND",
         Error::UnknownVolume { .. } => "run `inlock control SOCKET list`",
         Error::VolumeExists { .. } => "choose another name, or remove the volume first",
-        Error::NotOpen { .. } => "it opens when a client connects; run `inlock control SOCKET list` to see all",
+        Error::NotOpen { .. } => "try again; run `inlock control SOCKET list` to see all volumes of a server",
         Error::VolumeInUse { .. } => "disconnect them first, or use --force",
         Error::NotDeferrable { .. } => "close it now, or set idle-timeout in the file of the server",
         Error::NotAdded { .. } => "correct the key; nothing has changed",

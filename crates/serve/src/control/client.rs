@@ -128,16 +128,23 @@ impl Client {
     }
 
     fn find_at_servers(context: &Context, name: &Name) -> Result<Found> {
-        let mut silent = None;
+        let (mut found, mut silent) = (Vec::new(), None);
         for server in ServerFiles::all()? {
             match Self::find_at_server(context, server, name) {
-                Ok(Some(client)) => return Ok(Found::Active(client)),
-                Ok(None) => {}
+                Ok(client) => found.extend(client),
                 Err(error) => silent = Some(error),
             }
         }
-        // One that does not reply may have it.
-        silent.map_or(Ok(Found::Inactive), Err)
+        if found.len() > 1 {
+            let pids: Vec<String> = found.iter().map(|client| client.pid.to_string()).collect();
+            return Err(Error::Ambiguous { name: name.to_string(), pids: pids.join(", ") });
+        }
+        // One that does not reply may have it, too.
+        match (found.pop(), silent) {
+            (Some(client), _) => Ok(Found::Active(client)),
+            (None, Some(silent)) => Err(silent),
+            (None, None) => Ok(Found::Inactive),
+        }
     }
 
     /// Connects to a server of many volumes. `None`: it has no volume of this name, or has closed it without a failure,
@@ -298,9 +305,7 @@ fn of_all<T: DeserializeOwned + Default>(
             Ok(serde_json::from_value(fields.remove(field).unwrap_or_default())?)
         }
         Err(_) if is_exiting(|| server.is_alive()) => Ok(T::default()),
-        Err(source) => {
-            Err(Error::Unreachable { name: "many volumes".to_owned(), pid: server.pid(), source: Some(source) })
-        }
+        Err(_) => Err(Error::ServerUnresponsive { pid: server.pid() }),
     }
 }
 

@@ -145,6 +145,9 @@ pub struct Described {
     pub info: RuntimeInfo,
     /// Whether requests wait.
     pub suspended: bool,
+    /// Whether a server of many volumes closes it.
+    #[serde(default)]
+    pub closing: bool,
     /// Requests that failed with an error of the underlying device.
     pub store_errors: u64,
 }

@@ -111,7 +111,7 @@ impl ServedVolume {
     /// Describes the volume without its counters and latencies. Does not block.
     pub fn describe(&self) -> Described {
         let store_errors = self.device.stats().snapshot().store_errors;
-        Described { info: self.info().clone(), suspended: self.device.is_suspended(), store_errors }
+        Described { info: self.info().clone(), suspended: self.device.is_suspended(), closing: false, store_errors }
     }
 
     /// Writes the metrics of the volume among those of others.

@@ -425,8 +425,13 @@ impl Server {
         if let Some(reply) = self.controlled.query(&command, &request) {
             return Some(reply);
         }
-        if self.changes >= self.controlled.max_changes(&command) || self.stopping {
-            return Some(Err(if self.stopping { Error::Closing } else { Error::InProgress }));
+        let most = self.controlled.max_changes(&command);
+        if self.changes >= most || self.stopping {
+            return Some(Err(match (self.stopping, most) {
+                (true, _) => Error::Closing,
+                (false, 1) => Error::InProgress,
+                (false, _) => Error::TooManyCommands,
+            }));
         }
         let (controlled, events) = (Arc::clone(&self.controlled), self.events.clone());
         let change = move || {

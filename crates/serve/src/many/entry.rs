@@ -225,7 +225,7 @@ impl Entry {
     pub(super) fn retire(&self, force: bool) -> Result<()> {
         let mut state = lock(&self.state);
         if state.is_removed {
-            return Err(Error::UnknownVolume { name: self.name.clone() });
+            return Err(Error::NotOpen { name: self.name.clone(), state: state.name().to_owned() });
         }
         self.check_unused(&state, force)?;
         state.is_removed = true;

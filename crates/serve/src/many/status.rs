@@ -187,14 +187,15 @@ impl Volumes {
         sample.map_err(|state| Error::NotOpen { name: name.to_owned(), state: state.to_owned() })
     }
 
-    /// Describes the open volumes.
+    /// Describes the volumes that are open or are being closed.
     pub(super) fn open_volumes(&self) -> Vec<Described> {
         let mut list = Vec::new();
         self.each(|name, state| {
-            let Some(running) = state.stage.running() else { return };
-            let mut volume = running.volume.describe();
-            volume.info.address = self.uri(name);
-            list.push(volume);
+            let Some(volume) = state.stage.volume() else { return };
+            let mut described = volume.describe();
+            described.info.address = self.uri(name);
+            described.closing = state.name() == STATES[3];
+            list.push(described);
         });
         list
     }

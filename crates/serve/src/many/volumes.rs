@@ -12,6 +12,7 @@ use std::time::Instant;
 use crate::control::served::ServedVolume;
 use crate::error::ResultExt;
 use crate::{Error, Program, Reply, Result};
+use inlock_cipher::scrub_stack;
 use inlock_frontend::nbd::exports::{Catalog, Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
@@ -33,6 +34,8 @@ const MAX_WAITING: usize = 16;
 /// Clients that may wait for a volume while [`MANY_WAITING`] wait for all: no other volume can take these places.
 const OWN_WAITING: usize = 4;
 const MANY_WAITING: usize = 256;
+/// Stack that may have parts of keys in a table after the configuration was read, in bytes.
+const CONFIG_STACK: usize = 64 << 10;
 /// Threads that close idle volumes.
 const IDLE_CLOSERS: usize = 32;
 
@@ -73,6 +76,7 @@ impl Volumes {
         let file = std::path::absolute(file)?;
         let Config { default, idle_timeout, tls, volumes } =
             config::read(program.context().host(), &file, trust, &VolumeConfigs::new())?;
+        scrub_stack::<CONFIG_STACK>();
         let tls = match tls {
             None => None,
             Some(options) => {
@@ -134,21 +138,20 @@ impl Volumes {
     /// Loads the file again. An invalid file changes nothing. Volumes that a command added stay, unless the file has
     /// them now. Blocks until removed volumes are closed; one that is opening is closed when that ends.
     pub fn reload(&self) -> Result<String> {
-        let _changing = lock(&self.changing);
+        let changing = lock(&self.changing);
         let added = self.configs(|state| state.is_added && !state.is_removed);
         let Config { default, idle_timeout, tls, volumes } =
             config::read(self.host(), &self.file, self.shared.trust, &added)?;
+        scrub_stack::<CONFIG_STACK>();
         self.reload_tls(tls.as_ref())?;
         let (mut new, mut changed) = (0, 0);
-        let (mut removed, mut to_close) = (Vec::new(), Vec::new());
+        let mut to_close = Vec::new();
         let mut state = lock(&self.state);
-        state.entries.retain(|name, entry| {
-            let stays = volumes.contains_key(name) || added.contains_key(name) || lock(&entry.state).is_removed;
-            if !stays {
-                removed.push(Arc::clone(entry));
-            }
-            stays
-        });
+        // They stay until they are closed, so that commands can give up their devices.
+        let is_left_out = |name: &str| !volumes.contains_key(name) && !added.contains_key(name);
+        let left_out = state.entries.iter().filter(|(name, _)| is_left_out(name)).map(|(_, entry)| Arc::clone(entry));
+        let removed: Vec<_> =
+            left_out.filter(|entry| !std::mem::replace(&mut lock(&entry.state).is_removed, true)).collect();
         for (name, config) in volumes {
             match state.entries.get(&name).map(|entry| (entry, entry.configure(&config))) {
                 None | Some((_, Change::Removed)) => {
@@ -164,11 +167,11 @@ impl Volumes {
             }
         }
         (state.default, state.idle_timeout) = (default, idle_timeout);
-        drop(state);
-        removed.iter().for_each(|entry| lock(&entry.state).is_removed = true);
+        drop((state, changing));
         let count = removed.len();
-        to_close.extend(removed);
+        to_close.extend(removed.iter().cloned());
         let is_flushed = close_all(&to_close, IfOpening::Leave);
+        removed.iter().for_each(|entry| self.forget(entry));
         let outcome = format!("{new} volumes added, {count} removed, {changed} changed");
         if !is_flushed {
             return Err(Error::ClosedWithLoss { outcome });
@@ -184,8 +187,9 @@ impl Volumes {
             return Err(Error::VolumeExists { name: name.to_owned() });
         }
         let idle_timeout = lock(&self.state).idle_timeout;
-        let config = config::parse_volume(self.host(), name, keys, idle_timeout, &others)
-            .map_err(|fault| Error::NotAdded { name: name.to_owned(), fault })?;
+        let config = config::parse_volume(self.host(), name, keys, idle_timeout, &others);
+        scrub_stack::<CONFIG_STACK>();
+        let config = config.map_err(|fault| Error::NotAdded { name: name.to_owned(), fault })?;
         let entry = Entry::new(name.to_owned(), config, true, &self.shared);
         lock(&self.state).entries.insert(name.to_owned(), entry);
         Ok(())
@@ -196,13 +200,16 @@ impl Volumes {
         let entry = self.known(name)?;
         entry.retire(force)?;
         let closed = entry.close(IfOpening::Wait);
-        let mut state = lock(&self.state);
-        // Loading the file may have replaced it.
-        if state.entries.get(name).is_some_and(|found| Arc::ptr_eq(found, &entry)) {
-            state.entries.remove(name);
-        }
-        drop(state);
+        self.forget(&entry);
         closed.with_context(|| format!("Volume {name} is removed, but its last writes may be lost"))
+    }
+
+    /// Forgets a removed volume, unless loading the file has replaced it.
+    fn forget(&self, entry: &Arc<Entry>) {
+        let mut state = lock(&self.state);
+        if state.entries.get(&entry.name).is_some_and(|found| Arc::ptr_eq(found, entry)) {
+            state.entries.remove(&entry.name);
+        }
     }
 
     /// Reads the certificates again, for new clients.
@@ -273,7 +280,7 @@ impl Volumes {
     /// Closes all volumes for good, and returns whether all writes since the start of the server are on stable storage,
     /// also those to volumes that were removed or opened again. Blocks.
     pub fn has_stopped_without_loss(&self) -> bool {
-        let entries: Vec<_> = std::mem::take(&mut lock(&self.state).entries).into_values().collect();
+        let entries = self.entries();
         entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
         close_all(&entries, IfOpening::Wait) && !self.shared.has_closing_failed.load(Ordering::Acquire)
     }
@@ -333,7 +340,10 @@ impl Volumes {
 
     /// Returns the volume that a command names.
     fn known(&self, name: &str) -> Result<Arc<Entry>> {
-        let entry = self.entry(name).filter(|_| !name.is_empty());
+        if name.is_empty() {
+            return Err(Error::Request("The command names no volume.".to_owned()));
+        }
+        let entry = self.entry(name);
         entry.ok_or_else(|| Error::UnknownVolume { name: name.to_owned() })
     }
 }

@@ -115,10 +115,11 @@ pub(super) fn run(args: &ManyArgs) -> anyhow::Result<u8> {
     // A client whose handshake waits for a volume delays no other volume. Volumes have reported what they failed of.
     let is_flushed = std::thread::scope(|scope| {
         let stopped = scope.spawn(|| volumes.has_stopped_without_loss());
-        drop((listener, control));
-        drop(registration);
+        drop(listener);
         stopped.join().unwrap_or(false)
     });
+    // Until then commands can give up a device that does not answer.
+    drop((control, registration));
     log().finish(LAST_MESSAGES);
     ended?;
     Ok(if is_flushed { 0 } else { 1 })

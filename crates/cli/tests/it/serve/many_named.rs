@@ -207,34 +207,113 @@ fn close_tells_of_an_idle_volume_whose_closing_has_failed() {
     many.stop_with(1);
 }
 
-/// A store that does not answer is given up for its own volume alone.
+/// A server of two volumes on stores of their own: `a`, whose store hangs over an acknowledged write, and `b`.
+struct Hung {
+    run: Run,
+    many: Many,
+    store: Server,
+    _other: Server,
+    config_of_b: String,
+}
+
+impl Hung {
+    fn new() -> Self {
+        let (run, dir) = (Run::new(), Dir::new());
+        let store = |name: &str| {
+            let (image, socket) = (dir.image(&format!("{name}.img"), 1), dir.path(name));
+            let mut command = inlock();
+            command.args(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{}", socket.display())]);
+            Server::start(command, socket).unwrap()
+        };
+        let (first, other) = (store("first"), store("second"));
+        let of = |name: &str, store: &Server| {
+            volume(name, &format!("nbd+unix:///?socket={}", store.socket().display()), "type = \"raw\"")
+        };
+        let config_of_b = of("b", &other);
+        let many = start(&run, dir, &[of("a", &first), config_of_b.clone()].concat());
+        let mut a = many.client("a").unwrap();
+        a.write(0, &[1; 4096]).unwrap();
+        signal(first.pid(), Signal::STOP);
+        drop(a);
+        eventually("the client has left", || many.control(&["list"]), |list| !list.contains("\"clients\": 1"));
+        Self { run, many, store: first, _other: other, config_of_b }
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        signal(self.store.pid(), Signal::CONT);
+    }
+}
+
+/// A store that does not answer is given up for its own volume alone, and what is lost is told.
 #[test]
 fn forced_close_gives_up_a_hung_store_and_no_other() {
-    let (run, dir) = (Run::new(), Dir::new());
-    let store = |name: &str| {
-        let (image, socket) = (dir.image(&format!("{name}.img"), 1), dir.path(name));
-        let mut command = inlock();
-        command.args(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{}", socket.display())]);
-        Server::start(command, socket).unwrap()
-    };
-    let (first, second) = (store("first"), store("second"));
-    let of = |name: &str, store: &Server| {
-        volume(name, &format!("nbd+unix:///?socket={}", store.socket().display()), "type = \"raw\"")
-    };
-    let config = [of("a", &first), of("b", &second)].concat();
-    let many = start(&run, dir, &config);
-    let (mut a, mut b) = (many.client("a").unwrap(), many.client("b").unwrap());
-    signal(first.pid(), Signal::STOP);
-    a.set_patience(Duration::from_millis(100)).unwrap();
-    assert!(a.write(0, &[1; 4096]).is_err(), "the store does not hang");
-    run.call(&["close", "--force", "a"]);
-    eventually("a is closed", || state(&run, "a"), Option::is_none);
+    let hung = Hung::new();
+    let mut b = hung.many.client("b").unwrap();
+    hung.run.call(&["close", "--force", "a"]).fails(1, &["may be lost"]);
+    assert_eq!(state(&hung.run, "a"), None);
     b.write(0, &[2; 4096]).unwrap();
     b.flush().unwrap();
-    signal(first.pid(), Signal::CONT);
-    drop((a, b));
-    // What was lost is told.
-    drop(many);
+}
+
+/// As many commands wait as the server executes at the same time.
+#[test]
+fn forced_close_beside_many_waiting_ones_tells_of_the_loss() {
+    let hung = Hung::new();
+    std::thread::scope(|scope| {
+        let closes: Vec<_> = (0..34).map(|_| scope.spawn(|| hung.run.call(&["close", "a"]).code)).collect();
+        eventually("a is being closed", || state(&hung.run, "a"), |state| state.as_deref() == Some("closing"));
+        hung.run.call(&["status", "a"]).fails(5, &["Volume a is closing."]);
+        hung.run.call(&["close", "--force", "a"]).fails(1, &["may be lost"]);
+        for close in closes {
+            let code = close.join().unwrap();
+            assert!(code == 1 || code == 5, "a close without a flush has status {code}");
+        }
+    });
+}
+
+#[test]
+fn volume_that_the_file_has_no_longer_is_given_up_by_its_name() {
+    let hung = Hung::new();
+    hung.many.rewrite(&hung.config_of_b);
+    std::thread::scope(|scope| {
+        let reload = scope.spawn(|| crate::harness::call(["control", &hung.many.control, "reload"]));
+        eventually("a is being closed", || state(&hung.run, "a"), |state| state.as_deref() == Some("closing"));
+        // Others change meanwhile.
+        let image = hung.many.dir.image("c", 1);
+        hung.many.control(&["add", "c", &format!("image={image}"), "type=raw"]);
+        hung.run.call(&["close", "--force", "a"]).fails(1, &["may be lost"]);
+        reload.join().unwrap().fails(1, &["0 volumes added, 1 removed", "may be lost"]);
+    });
+    assert_eq!(hung.many.control(&["list"]).matches("\"name\"").count(), 2);
+}
+
+#[test]
+fn volume_of_a_server_that_stops_is_given_up_by_its_name() {
+    let mut hung = Hung::new();
+    signal(hung.many.child.id(), Signal::TERM);
+    eventually("a is being closed", || state(&hung.run, "a"), |state| state.as_deref() == Some("closing"));
+    hung.run.call(&["close", "--force", "a"]);
+    assert_eq!(hung.many.child.wait().unwrap().code(), Some(1), "the loss is not told");
+    assert_eq!(hung.run.left(), [] as [String; 0]);
+}
+
+#[test]
+fn name_of_volumes_of_two_servers_is_ambiguous() {
+    let run = Run::new();
+    let servers: Vec<_> = (0..2)
+        .map(|_| {
+            let dir = Dir::new();
+            let config = raw(&dir, "a", "");
+            start(&run, dir, &config)
+        })
+        .collect();
+    let clients: Vec<_> = servers.iter().map(|many| many.client("a").unwrap()).collect();
+    let pid = servers[1].child.id().to_string();
+    run.call(&["suspend", "a"]).fails(1, &["Several servers have opened a: processes ", &pid, "hint: "]);
+    assert_eq!(run.json(&["list", "--json"]).as_array().unwrap().len(), 2);
+    drop(clients);
 }
 
 #[test]
@@ -248,7 +327,9 @@ fn volume_of_a_server_that_does_not_reply_is_not_called_inactive() {
     for words in [&["status", "a"][..], &["close", "a"], &["suspend", "a"]] {
         run.call(words).fails(5, &["does not respond; it may serve a", &pid, "hint: "]);
     }
-    run.call(&["list"]).fails(0, &["does not respond"]);
+    run.call(&["list"]).fails(0, &["does not respond", &pid]);
+    let listed = run.json(&["list", "--json"]);
+    assert_eq!((&listed[0]["state"], &listed[0]["pid"]), (&json!("unreachable"), &json!(many.child.id())));
     signal(many.child.id(), Signal::CONT);
     run.call(&["status", "a"]).works();
 }
