@@ -120,7 +120,7 @@ fn status_shows_one_volume() {
     assert!(open["latency_ns"]["total"]["count"].as_u64().unwrap() > 0, "{open}");
     let text = many.control(&["status", "a"]);
     for words in
-        ["a is active.\n  type:    LUKS2\n", "  served:  nbd\n", " 1 writes (8192 bytes)", "clients: 1 of 16\n"]
+        ["a is active.\n  type:    LUKS2\n", "  served:  nbd nbd+unix:///a?socket=", " 1 writes (8192 bytes)", "clients: 1 of 16\n"]
     {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
