@@ -13,6 +13,7 @@
  *   fake_from=N         results are so from the operation with this number on (first: 1)
  *   fake_start=N        starting an operation fails with the error number N
  *   fake_late=MS        operations complete so late;  fake_hold=FILE  not before the file is there
+ *   fake_read_hold=FILE reads complete not before the file is there;  fake_read_done=FILE  is made after a read
  *   fake_size=N         length of the image;  fake_resize=N  length from the second question on, which fails with
  *                       fake_later_size=N
  *   fake_stripes=N      objects of a stripe;  fake_object=N  length of one
@@ -87,8 +88,16 @@ int rados_create(void **cluster, const char *id)
 
 int rados_conf_read_file(void *cluster, const char *path)
 {
-    (void)cluster;
-    return path && access(path, R_OK) ? -ENOENT : 0;
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char name[64], *value;
+    if (!file)
+        return path ? -ENOENT : 0;
+    while (fscanf(file, "%63s %ms", name, &value) == 2) {
+        put(cluster, name, value);
+        free(value);
+    }
+    fclose(file);
+    return 0;
 }
 
 int rados_conf_set(void *cluster, const char *name, const char *value)
@@ -102,6 +111,8 @@ int rados_conf_set(void *cluster, const char *name, const char *value)
 int rados_conf_get(void *cluster, const char *name, char *into, size_t len)
 {
     const char *value = find(cluster, name);
+    if (value && strlen(value) >= len)
+        return -ENAMETOOLONG;
     snprintf(into, len, "%s", value ? value : "");
     return 0;
 }
@@ -449,10 +460,12 @@ static void *carry_out(void *argument)
 {
     struct completion *c = argument;
     struct image *i = c->image;
-    const char *hold = find(i->cluster, "fake_hold");
+    const char *hold = find(i->cluster, c->kind == 'r' ? "fake_read_hold" : "fake_hold");
+    hold = hold ? hold : find(i->cluster, "fake_hold");
     usleep(number(i->cluster, "fake_late", 0) * 1000);
     while (hold && access(hold, F_OK))
         usleep(1000);
+    const char *done = c->kind == 'r' ? find(i->cluster, "fake_read_done") : NULL;
     pthread_mutex_lock(&i->lock);
     if (c->kind == 'r' && c->result >= 0)
         memcpy(c->memory, i->data + c->offset, c->result < (ssize_t)c->len ? (size_t)c->result : c->len);
@@ -464,6 +477,8 @@ static void *carry_out(void *argument)
     if (write(i->fd, &one, sizeof one) < 0)
         abort();
     pthread_mutex_unlock(&i->lock);
+    if (done)
+        fclose(fopen(done, "w"));
     return NULL;
 }
 

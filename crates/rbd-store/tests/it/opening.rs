@@ -53,6 +53,27 @@ fn every_failure_has_its_own_message() {
     println!("COUNT rbd_opening_failures {}", cases.len() + 3);
 }
 
+/// Monitors and a key whose values in the configuration are longer than what is read of them.
+#[test]
+fn long_value_of_the_configuration_counts_as_set() {
+    let place = Log::new();
+    let conf = place.path("conf");
+    let long = "10.0.0.1,".repeat(1000);
+    let message = |option: &str, instruction: &str| {
+        std::fs::write(&conf, format!("{option} {long}\n")).unwrap();
+        let name = format!("rbd:pool/image:conf={}{instruction}", conf.display());
+        open_with(&name, &options(), false).unwrap_err().to_string()
+    };
+    assert_eq!(message("mon_host", ":fake_connect=2"), "no keyring with a key for client.admin");
+    assert_eq!(message("other", ":fake_connect=2"), "the Ceph configuration names no monitors");
+    for option in ["key", "keyfile"] {
+        let error = message(option, ":mon_host=x:fake_connect=13");
+        assert!(error.starts_with("the cluster refuses the key"), "{option}: {error}");
+    }
+    let error = message("keyring", ":mon_host=x:fake_connect=13");
+    assert_eq!(error, "no keyring with a key for client.admin");
+}
+
 #[test]
 fn libraries_that_are_missing_old_or_incomplete_are_named() {
     let open = |dir: &str| {

@@ -225,6 +225,54 @@ fn aborted_store_fails_what_waits_and_keeps_its_memory() {
     drop(store);
 }
 
+fn panic(_: &str, event: &str) {
+    panic!("{event}");
+}
+
+/// The thread that asks for the image's length ends by a panic of the caller's function.
+#[test]
+fn store_whose_thread_panics_fails_for_good() {
+    let mut options = options();
+    options.notify = Some(panic);
+    let store = open_with("rbd:pool/image:fake_resize=4194304", &options, false).unwrap();
+    while store.sync().is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
+    assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
+}
+
+/// The thread that takes completions ends by a panic of the caller's function while librbd still has memory of a read.
+#[test]
+fn memory_of_a_read_outlives_a_thread_that_panics() {
+    let log = Log::new();
+    let (hold, done) = (log.path("go"), log.path("done"));
+    let mut options = options();
+    options.notify = Some(panic);
+    let holds = format!("fake_read_hold={}:fake_read_done={}", hold.display(), done.display());
+    let name = format!("rbd:pool/image:fake_write=-108:{holds}{}", log.instruction());
+    let store = Arc::new(open_with(&name, &options, false).unwrap());
+    let other = Arc::clone(&store);
+    let waiting = std::thread::spawn(move || {
+        // Memory of this length is the system's again as soon as it is freed: a later access ends the process.
+        let buffer = Buffer::new(64 << 20);
+        call(&*other, StoreOperation::Read { offset: 0, buffer, range: 0..BLOCK }).0
+    });
+    while !log.lines().iter().any(|line| line.starts_with("r ")) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
+    assert_eq!(waiting.join().unwrap(), Err(Errno::IO));
+    // What comes later fails, too.
+    assert_eq!(store.sync(), Err(Errno::IO));
+    drop(store);
+    std::fs::write(&hold, b"").unwrap();
+    while !done.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!log.lines().contains(&"close".to_owned()), "{:?}", log.lines());
+}
+
 /// As long as the image is open, no other store of this process gets its lock.
 #[test]
 fn image_is_closed_when_the_last_operation_that_was_given_up_ends() {
