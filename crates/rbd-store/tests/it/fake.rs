@@ -6,8 +6,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Libraries to build: as they are, too old, without a function.
-const VARIANTS: [(&str, &[&str]); 3] = [("good", &[]), ("old", &["-DMINOR=3"]), ("lacking", &["-DLACKING"])];
+/// Libraries to build: as they are, too old, without a function, and without memory for operations.
+const VARIANTS: [(&str, &[&str]); 4] =
+    [("good", &[]), ("old", &["-DMINOR=3"]), ("lacking", &["-DLACKING"]), ("full", &["-DNO_COMPLETIONS"])];
 
 /// Returns the directory of a variant of the libraries.
 pub(crate) fn libraries(variant: &str) -> PathBuf {
