@@ -112,6 +112,9 @@ fn discarded_blocks_are_not_checked() {
         device.discard(5, 100).unwrap();
         device.write(0, &[1; 5 * 512], &[]).unwrap();
         device.discard(3, 2).unwrap();
+        let end = device.layout().provided_data_sectors;
+        device.discard(end - 1, 1).unwrap();
+        assert_eq!(device.discard(end, 1), Err(Errno::INVAL));
         device.close().unwrap();
         // Nothing of the journal was copied over the mark of a discard.
         let (layout, bytes) = (device.layout(), store.contents());
