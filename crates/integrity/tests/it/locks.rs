@@ -5,7 +5,7 @@ use inlock_engine::store::read_all;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, OpenOptions, Stores};
 use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
-use inlock_tests::wait::{eventually, spawn_until_it_waits};
+use inlock_tests::wait::{eventually, spawn_until_it_waits, spawn_watched};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -83,6 +83,52 @@ fn read_sees_data_and_tag_of_one_write() {
         });
         assert_eq!(value(&device, BLOCK), Some(2), "{mode:?}");
     }
+}
+
+/// A read of three blocks has seen that the last one is not in the journal, and waits for the first. Meanwhile the last
+/// one is written, and is being copied to its place: the read has to wait for data and tag.
+#[test]
+fn read_that_has_missed_an_entry_waits_until_it_is_copied() {
+    // The last two have another lock.
+    const FIRST: u64 = 63;
+    let [first, copied, last] = [0, 1, 2].map(|n| {
+        let device = open(Mode::Journal, |_| Verdict::Pass).0;
+        device.layout().data_position(FIRST + n).0
+    });
+    let [first_read, copy, last_read] = [(); 3].map(|()| Arc::new(Gate::default()));
+    let gates = [&first_read, &copy, &last_read].map(Arc::clone);
+    let (device, _) = open(Mode::Journal, move |call| {
+        match call {
+            Call::Read { offset, .. } if offset == first => gates[0].pass(),
+            Call::Write { offset, .. } if offset == copied => gates[1].pass(),
+            Call::Read { offset, .. } if offset == last => gates[2].pass(),
+            _ => {}
+        }
+        Verdict::Pass
+    });
+    // The middle one is in the journal, so that the others are read one after the other.
+    device.write(FIRST + 1, &fill(FIRST + 1, 2, 512), &[]).unwrap();
+    [&first_read, &copy, &last_read].iter().for_each(|gate| gate.close());
+    std::thread::scope(|scope| {
+        let (read, is_waiting) = spawn_watched(scope, || {
+            let mut data = [0; 3 * 512];
+            device.read(FIRST, &mut data, &mut []).map(|()| data)
+        });
+        eventually("a read", || first_read.waiting(), |waiting| *waiting == 1);
+        let close = scope.spawn(|| {
+            device.write(FIRST + 2, &fill(FIRST + 2, 2, 512), &[])?;
+            device.close()
+        });
+        eventually("a copy", || copy.waiting(), |waiting| *waiting == 1);
+        first_read.open();
+        eventually("the rest of the read", || first_read.waiting() == 0 && is_waiting(), |waits| *waits);
+        copy.open();
+        close.join().unwrap().unwrap();
+        last_read.open();
+        let data = read.join().unwrap().unwrap();
+        let blocks = [(FIRST, 1), (FIRST + 1, 2), (FIRST + 2, 2)].map(|(block, value)| fill(block, value, 512));
+        assert!(data[..] == blocks.concat());
+    });
 }
 
 /// Syncs are made one after the other; one that waited while another failed fails, too.
