@@ -7,7 +7,7 @@ use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWr
 use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
 use inlock_tests::wait::{eventually, spawn_until_it_waits, spawn_watched};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const LEN: usize = 1 << 20;
 
@@ -278,4 +278,44 @@ fn write_of_a_part_waits_for_one_of_the_whole_block() {
     read_all(&store, &mut data, 512).unwrap();
     assert!(data[256..] == [6; 256], "the whole write was taken back");
     assert!(data[..256] == [7; 256] || data[..256] == [6; 256]);
+}
+
+/// A step of a recalculation has read the tags of its blocks, and waits for the data. Others fill the cache meanwhile, so
+/// that the tags are read once more before they are changed: if that fails, so does the step.
+#[test]
+fn recalculation_fails_if_tags_that_left_the_cache_cannot_be_read() {
+    const TAG: usize = 250;
+    let format =
+        FormatOptions { tag_size: Some(TAG), internal_hash: Some(hash("crc32c")), recalculate: true, ..options() };
+    let (data, meta) = formatted(&format, 36 << 20, Some(24 << 20));
+    let (gate, is_broken) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+    let held = Arc::clone(&gate);
+    let data = ScriptedStore::new(memory(data), move |call| {
+        if matches!(call, Call::Read { offset: 0, .. }) {
+            held.pass();
+        }
+        Verdict::Pass
+    });
+    let breaks = Arc::clone(&is_broken);
+    let meta = ScriptedStore::new(memory(meta.unwrap()), move |call| {
+        let is_read = matches!(call, Call::Read { .. }) && breaks.load(Ordering::SeqCst);
+        if is_read { Verdict::Fail(Errno::NOSPC) } else { Verdict::Pass }
+    });
+    let stores = Stores { data: Arc::new(data), meta: Some(Arc::new(meta)), start: 0 };
+    let device = IntegrityDevice::open(stores, open_options(Mode::Direct, &format)).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        let step = scope.spawn(|| device.recalculate_step());
+        eventually("the data", || gate.waiting(), |waiting| *waiting == 1);
+        // Four groups of 16 pieces that share a part of the cache with the first one: as many as it holds.
+        for piece in [1024, 2048, 3072, 4096].into_iter().flat_map(|first| first..first + 16) {
+            device.read((piece * 4096 / TAG + 1) as u64, &mut [0; 512], &mut []).unwrap();
+        }
+        is_broken.store(true, Ordering::SeqCst);
+        gate.open();
+        assert_eq!(step.join().unwrap(), Err(Errno::NOSPC));
+    });
+    is_broken.store(false, Ordering::SeqCst);
+    while !device.recalculate_step().unwrap() {}
+    device.read(0, &mut [0; 512], &mut []).unwrap();
 }
