@@ -34,6 +34,19 @@ pub fn spawn_until_it_waits<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> ScopedJoinHandle<'scope, T> {
+    let (thread, is_waiting) = spawn_watched(scope, work);
+    eventually("a thread to wait", is_waiting, |is_waiting| *is_waiting || thread.is_finished());
+    thread
+}
+
+/// Starts a thread, and returns it with a function that tells whether it waits for something.
+///
+/// # Panics
+/// If the thread does not start.
+pub fn spawn_watched<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> (ScopedJoinHandle<'scope, T>, impl Fn() -> bool) {
     let (tell, told) = mpsc::channel();
     let thread = scope.spawn(move || {
         // PID/task/TID
@@ -42,9 +55,8 @@ pub fn spawn_until_it_waits<'scope, T: Send + 'scope>(
         work()
     });
     let stat = told.recv().expect("the thread runs");
-    let state = || fs::read_to_string(&stat).ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
-    eventually("a thread to wait", state, |state| thread.is_finished() || *state == Some('S'));
-    thread
+    let state = move || fs::read_to_string(&stat).ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
+    (thread, move || state() == Some('S'))
 }
 
 /// Blocks until `is_met` holds for what `look` returns, for at most `timeout`. Returns the last value as an error

@@ -173,6 +173,41 @@ mod tests {
         assert!(image == plain);
     }
 
+    /// The key stream of a counter is the same for every write: with it the journal can be read.
+    #[test]
+    fn key_stream_is_not_left_on_the_stack() {
+        use inlock_tests::memory_search::Inverted;
+        use std::sync::mpsc::channel;
+        // No other test has this stream.
+        let key = KEY.map(|byte| byte ^ 0x77);
+        let secret = || {
+            let unit = DataUnitSize::new(4096).unwrap();
+            let spec = "aes-ctr-null".parse().unwrap();
+            let mut stream = vec![0; 4096];
+            let cipher = new_sector_cipher(&spec, &key, unit, IvNumbering::Sectors).unwrap();
+            cipher.encrypt(IvNumber(0), InOut::InPlace(&mut stream));
+            let part = Inverted::new(stream[1024..1056].to_vec());
+            zeroize::Zeroize::zeroize(&mut stream);
+            inlock_cipher::scrub_stack::<{ 64 << 10 }>();
+            part
+        };
+        let secret = secret();
+        for is_left in [false, true] {
+            let ((encrypted, at_rest), (leave, left)) = (channel(), channel::<()>());
+            let thread = std::thread::spawn(move || {
+                let mut image = vec![if is_left { 0 } else { 0x5a }; 4096];
+                JournalCipher::new("ctr(aes)", &VolumeKey::new(&key)).unwrap().encrypt(0, 0, &mut image);
+                encrypted.send(image).unwrap();
+                left.recv().unwrap();
+            });
+            let image = at_rest.recv().unwrap();
+            // The control: encrypted zeroes are the stream.
+            assert_eq!(secret.is_in_own_memory().unwrap(), is_left);
+            drop((image, leave.send(())));
+            thread.join().unwrap();
+        }
+    }
+
     #[test]
     fn unknown_cipher_or_key_length_is_refused_by_name() {
         for (name, len) in [("xts(aes)", 32), ("", 16), ("ctr(aes)", 15), ("cbc(aes)", 64)] {

@@ -6,7 +6,7 @@ use crate::name::{NO_CONF, RbdName};
 use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::Errno;
 use rustix::io::Errno as Number;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`
@@ -27,13 +27,17 @@ fn c(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
+/// Whether the configuration has a value for an option. One that is too long to be read is one.
+fn is_set(cluster: &Cluster, option: &CStr) -> bool {
+    !cluster.conf(option).is_ok_and(|value| value.is_empty())
+}
+
 /// Whether the configuration has a key, or names a keyring that exists.
 fn has_key(cluster: &Cluster) -> bool {
-    let value = |option| cluster.conf(option).unwrap_or_default();
-    if !value(c"key").is_empty() || !value(c"keyfile").is_empty() {
+    if is_set(cluster, c"key") || is_set(cluster, c"keyfile") {
         return true;
     }
-    let keyrings = value(c"keyring");
+    let keyrings = cluster.conf(c"keyring").unwrap_or_default();
     let mut names = keyrings.split(|c: char| c == ',' || c == ';' || c.is_whitespace()).filter(|name| !name.is_empty());
     names.any(|name| std::path::Path::new(name).exists())
 }
@@ -123,10 +127,9 @@ impl Opening<'_> {
     }
 
     fn cannot_connect(&self, cluster: &Cluster, source: Errno) -> OpenError {
-        let has_monitors = cluster.conf(c"mon_host").is_ok_and(|monitors| !monitors.is_empty());
         match () {
             () if is(source, Number::TIMEDOUT) => self.timed_out(),
-            () if is(source, Number::NOENT) && !has_monitors => OpenError::NoMonitors,
+            () if is(source, Number::NOENT) && !is_set(cluster, c"mon_host") => OpenError::NoMonitors,
             // Without a key, Ceph connects as a stranger, and is refused.
             () if is(source, Number::NOENT) || is_refusal(source) && !has_key(cluster) => {
                 OpenError::NoKeyring(self.id())

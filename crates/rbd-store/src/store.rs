@@ -179,7 +179,6 @@ fn spawn(
 ) -> Result<(), OpenError> {
     let body = move || {
         {
-            // If it panics.
             let _guard = FailAll(&shared);
             run(&shared);
         }
@@ -190,12 +189,12 @@ fn spawn(
     started.map(drop).map_err(|source| OpenError::System { what: "start a thread", source })
 }
 
-/// Fails all operations when a thread has ended before the store is closed.
+/// Fails all operations if a thread panics; otherwise it ends only when the store is closed.
 struct FailAll<'a>(&'a Shared);
 
 impl Drop for FailAll<'_> {
     fn drop(&mut self) {
-        if !self.0.is_closing.load(Ordering::Acquire) || std::thread::panicking() {
+        if std::thread::panicking() {
             self.0.is_gone.store(true, Ordering::Release);
             self.0.operations.abandon(Instant::now());
         }

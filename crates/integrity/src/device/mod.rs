@@ -173,7 +173,7 @@ impl IntegrityDevice {
         let mut scratch = self.scratch.take();
         let Scratch { tags, journaled, .. } = &mut *scratch;
         let tags = if self.verifier.is_some() { bytes_of(tags, count as usize * tag_size) } else { tuples };
-        journaled.clear();
+        // Without a journal all stay false; with one each is set.
         journaled.resize(count as usize, false);
         self.read_journal(first, data, tags, journaled)?;
         let mut at = 0;

@@ -52,23 +52,21 @@ impl IntegrityDevice {
         // The device may have become shorter.
         let end = (first + BLOCKS_PER_STEP).min(self.core.blocks());
         let count = end.saturating_sub(first);
-        if count > 0 {
-            let locks = self.core.stripes.write(first, count);
-            let mut data = vec![0; count as usize * layout.block_len()];
-            let mut tags = vec![0; count as usize * layout.journal.tag_size];
-            self.core.read(first, &mut data, &mut tags)?;
-            let mut scratch = self.scratch.take();
-            let fresh = self.tags_of(&verifier.tagger, first, &data, &mut scratch.tags);
-            let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
-            for (n, (tag, fresh)) in pairs.enumerate() {
-                let block = first + n as u64;
-                if verifier.is_pending(block * layout.sectors_per_block(), tag, self.pending(block)) {
-                    tag.copy_from_slice(fresh);
-                }
+        let locks = self.core.stripes.write(first, count);
+        let mut data = vec![0; count as usize * layout.block_len()];
+        let mut tags = vec![0; count as usize * layout.journal.tag_size];
+        self.core.read(first, &mut data, &mut tags)?;
+        let mut scratch = self.scratch.take();
+        let fresh = self.tags_of(&verifier.tagger, first, &data, &mut scratch.tags);
+        let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
+        for (n, (tag, fresh)) in pairs.enumerate() {
+            let block = first + n as u64;
+            if verifier.is_pending(block * layout.sectors_per_block(), tag, self.pending(block)) {
+                tag.copy_from_slice(fresh);
             }
-            self.core.write_tags(first, &tags)?;
-            drop(locks);
         }
+        self.core.write_tags(first, &tags)?;
+        drop(locks);
         self.core.write_back()?;
         let finished = end == self.core.blocks();
         if !by_bitmap || finished {

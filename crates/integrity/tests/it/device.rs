@@ -112,6 +112,9 @@ fn discarded_blocks_are_not_checked() {
         device.discard(5, 100).unwrap();
         device.write(0, &[1; 5 * 512], &[]).unwrap();
         device.discard(3, 2).unwrap();
+        let end = device.layout().provided_data_sectors;
+        device.discard(end - 1, 1).unwrap();
+        assert_eq!(device.discard(end, 1), Err(Errno::INVAL));
         device.close().unwrap();
         // Nothing of the journal was copied over the mark of a discard.
         let (layout, bytes) = (device.layout(), store.contents());
@@ -241,6 +244,27 @@ fn finished_recalculation_is_not_refused_and_not_repeated() {
     }
     bytes[32..40].copy_from_slice(&(u64::from_le_bytes(provided) - 1).to_le_bytes());
     assert!(open(&bytes, Mode::Journal).is_err());
+}
+
+/// One that is asked for again, after it was finished or in the middle of it, begins with the first block, also if the
+/// volume is opened once more before its first step.
+#[test]
+fn recalculation_that_is_asked_for_again_begins_with_the_first_block() {
+    let format = FormatOptions { internal_hash: Some(hash("crc32c")), recalculate: true, ..options(512, true) };
+    for (mode, steps) in [Mode::Journal, Mode::Direct].into_iter().flat_map(|mode| [(mode, 1), (mode, usize::MAX)]) {
+        let stores = Stores::interleaved(memory(formatted(&format, 1 << 20, None).0));
+        let open = |recalculate| {
+            let options = OpenOptions { recalculate, ..open_options(mode, &format) };
+            IntegrityDevice::open(stores.clone(), options).unwrap()
+        };
+        let device = open(false);
+        let is_finished = (0..steps).any(|_| device.recalculate_step().unwrap());
+        assert_eq!(is_finished, steps > 1);
+        drop((device, open(true)));
+        let device = open(false);
+        assert!(device.is_recalculating());
+        assert_eq!(device.superblock().recalc_sector, 0, "{mode:?} after {steps} steps");
+    }
 }
 
 /// A volume that was not closed has its newest blocks in the journal only.

@@ -5,8 +5,8 @@ use crate::sealed::{gcm, with_tags_of};
 use crate::support::{fill, formatted, hash, memory, open_options, tuple};
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
-    Fill, FormatOptions, FreshnessRecord, IntegrityDevice, IntegrityError, IntegrityStore, Mode, OpenOptions,
-    ReadError, RecordedState, Stores, empties_journal, resize, stored_section, tag_root,
+    Fill, FormatOptions, FreshnessRecord, IntegrityDevice, IntegrityError, IntegrityStore, Mode, NewBlocks,
+    OpenOptions, ReadError, RecordedState, Stores, empties_journal, resize, stored_section, tag_root,
 };
 use inlock_testing::{ScriptedStore, Verdict};
 use std::ops::ControlFlow;
@@ -190,6 +190,30 @@ fn recalculation_ends_with_the_first_failure() {
             });
         }
     }
+}
+
+/// Another length of a volume that is open.
+#[test]
+fn resize_of_an_open_volume_ends_with_the_first_failure() {
+    const MODES: &[Mode] = &[Mode::Bitmap, Mode::Direct, Mode::Journal];
+    // A call that fails within several sections of a wipe is repeated.
+    let lengths =
+        [(40, NewBlocks::Wipe, MODES), (120, NewBlocks::Recalculate, MODES), (120, NewBlocks::Wipe, &MODES[..2])];
+    let mut calls = 0;
+    for (image, (sectors, new, modes)) in
+        images(&options()).iter().flat_map(|image| lengths.map(|length| (image, length)))
+    {
+        for &mode in modes {
+            calls += check(&format!("{sectors} sectors, {new:?}, {mode:?}"), image, |stores| {
+                resize(&stores, &open_options(Mode::Direct, &options()), Some(80)).unwrap();
+                let device = open_as(stores, mode);
+                write(&device, 30..40, 1).unwrap();
+                Box::new(move || Ok(device.resize(Some(sectors), new).map(drop)?))
+            });
+        }
+    }
+    println!("COUNT integrity_first_failures_of_resizes {calls}");
+    assert!(calls > 60, "{calls}");
 }
 
 /// Operations on a volume that is not open.

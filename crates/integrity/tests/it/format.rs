@@ -157,6 +157,12 @@ fn boundaries_of_a_new_volume_are_possible() {
     let error = Superblock::read(&Stores::interleaved(memory(vec![0; 4096]))).unwrap_err();
     assert!(matches!(error, IntegrityError::NoSuperblock), "{error}");
     assert_eq!(Superblock::decode(&[0; 4096]).unwrap_err().field, "magic");
+    // No device has 2^55 sectors.
+    for (data, is_possible) in [((1 << 55) - 8, true), (1 << 55, false)] {
+        let sizes = DeviceSizes { data, meta: Some(u64::MAX), start: 0 };
+        let made = options(512, 8).superblock(&sizes);
+        assert_eq!(made.is_ok(), is_possible, "{made:?}");
+    }
     // Sections of 64 sectors.
     let sizes = DeviceSizes { data: 4 << 20, meta: None, start: 0 };
     let of_sectors = |sectors| FormatOptions { journal_sectors: Some(sectors), ..options(512, 56) }.superblock(&sizes);

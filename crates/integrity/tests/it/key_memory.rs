@@ -1,9 +1,11 @@
-//! Keys in memory: the states of HMACs are gone when a device is, from the heap and from the stacks of its threads.
+//! Keys in memory: the states of HMACs and the keys of AEADs are gone when a device is, from the heap and from the stacks
+//! of its threads.
 
 use crate::support::{formatted, memory, open_options};
+use inlock_cipher::{Aead, DataUnitSize, IvNumbering, Sector, known_aead_specs};
 use inlock_engine::store::BackingStore;
 use inlock_integrity::{
-    FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Stores, TagAlgorithm, TagHash,
+    FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, Sealing, Stores, TagAlgorithm, TagHash,
 };
 use inlock_tests::memory_search::Inverted;
 use std::sync::{Arc, mpsc};
@@ -106,5 +108,49 @@ fn states_of_hmacs_are_wiped_with_the_device() {
         assert_eq!(is_found(), [false, false], "{algorithm} {mode:?}: states are left");
         leave.send(()).unwrap();
         thread.join().unwrap();
+    }
+}
+
+/// A thread that has read or written, and waits for the next request, keeps nothing of the key of an AEAD.
+#[test]
+fn key_of_an_aead_is_not_left_by_threads_that_used_it() {
+    // One of each cipher and MAC.
+    let specs = known_aead_specs().into_iter().filter(|spec| spec.to_string().ends_with("-random"));
+    for (row, spec) in specs.enumerate() {
+        for writes in [false, true] {
+            let len = *spec.key_lens().last().unwrap();
+            let key_at = move |at: usize| (at as u8).wrapping_mul(91) ^ (row as u8) << 2 ^ u8::from(writes) ^ 0x6c;
+            // Of all keys the first 16 bytes are used as they are.
+            let secret = Inverted::new((0..16).map(key_at).collect());
+            inlock_cipher::scrub_stack::<{ 64 << 10 }>();
+            assert!(!secret.is_in_own_memory().unwrap(), "control: {spec}");
+            let options = FormatOptions { tag_size: Some(spec.metadata_len()), ..FormatOptions::default() };
+            let stores = Stores { data: memory(formatted(&options, 4 << 20, None).0), meta: None, start: 0 };
+            let device = IntegrityDevice::open(stores, open_options(Mode::Direct, &options)).unwrap();
+            let key = zeroize::Zeroizing::new((0..len).map(key_at).collect::<Vec<u8>>());
+            let unit = DataUnitSize::new(512).unwrap();
+            let aead = Aead::new(&spec, &key, unit, IvNumbering::Sectors, Sector(0)).unwrap();
+            let sealing = Sealing::new(aead, &key, spec.metadata_len()).unwrap();
+            let store = Arc::new(IntegrityStore::sealed(Arc::new(device), sealing).unwrap());
+            store.write_at(&[7; 64 << 10], 0).unwrap();
+            drop(key);
+            inlock_cipher::scrub_stack::<{ 256 << 10 }>();
+            let ((tell, at_rest), (leave, left)) = (mpsc::channel(), mpsc::channel::<()>());
+            let used = Arc::clone(&store);
+            let thread = std::thread::spawn(move || {
+                match writes {
+                    true => used.write_at(&[8; 64 << 10], 0).unwrap(),
+                    false => used.read_at(&mut [0; 64 << 10], 0).unwrap(),
+                };
+                tell.send(()).unwrap();
+                left.recv().unwrap();
+            });
+            at_rest.recv().unwrap();
+            assert!(secret.is_in_own_memory().unwrap(), "control: {spec}");
+            store.wipe_key();
+            assert!(!secret.is_in_own_memory().unwrap(), "{spec}, {writes}: the key is left");
+            leave.send(()).unwrap();
+            thread.join().unwrap();
+        }
     }
 }

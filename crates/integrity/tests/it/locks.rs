@@ -5,9 +5,9 @@ use inlock_engine::store::read_all;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, JournalWriter, Mode, OpenOptions, Stores};
 use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
-use inlock_tests::wait::{eventually, spawn_until_it_waits};
+use inlock_tests::wait::{eventually, spawn_until_it_waits, spawn_watched};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const LEN: usize = 1 << 20;
 
@@ -83,6 +83,52 @@ fn read_sees_data_and_tag_of_one_write() {
         });
         assert_eq!(value(&device, BLOCK), Some(2), "{mode:?}");
     }
+}
+
+/// A read of three blocks has seen that the last one is not in the journal, and waits for the first. Meanwhile the last
+/// one is written, and is being copied to its place: the read has to wait for data and tag.
+#[test]
+fn read_that_has_missed_an_entry_waits_until_it_is_copied() {
+    // The last two have another lock.
+    const FIRST: u64 = 63;
+    let [first, copied, last] = [0, 1, 2].map(|n| {
+        let device = open(Mode::Journal, |_| Verdict::Pass).0;
+        device.layout().data_position(FIRST + n).0
+    });
+    let [first_read, copy, last_read] = [(); 3].map(|()| Arc::new(Gate::default()));
+    let gates = [&first_read, &copy, &last_read].map(Arc::clone);
+    let (device, _) = open(Mode::Journal, move |call| {
+        match call {
+            Call::Read { offset, .. } if offset == first => gates[0].pass(),
+            Call::Write { offset, .. } if offset == copied => gates[1].pass(),
+            Call::Read { offset, .. } if offset == last => gates[2].pass(),
+            _ => {}
+        }
+        Verdict::Pass
+    });
+    // The middle one is in the journal, so that the others are read one after the other.
+    device.write(FIRST + 1, &fill(FIRST + 1, 2, 512), &[]).unwrap();
+    [&first_read, &copy, &last_read].iter().for_each(|gate| gate.close());
+    std::thread::scope(|scope| {
+        let (read, is_waiting) = spawn_watched(scope, || {
+            let mut data = [0; 3 * 512];
+            device.read(FIRST, &mut data, &mut []).map(|()| data)
+        });
+        eventually("a read", || first_read.waiting(), |waiting| *waiting == 1);
+        let close = scope.spawn(|| {
+            device.write(FIRST + 2, &fill(FIRST + 2, 2, 512), &[])?;
+            device.close()
+        });
+        eventually("a copy", || copy.waiting(), |waiting| *waiting == 1);
+        first_read.open();
+        eventually("the rest of the read", || first_read.waiting() == 0 && is_waiting(), |waits| *waits);
+        copy.open();
+        close.join().unwrap().unwrap();
+        last_read.open();
+        let data = read.join().unwrap().unwrap();
+        let blocks = [(FIRST, 1), (FIRST + 1, 2), (FIRST + 2, 2)].map(|(block, value)| fill(block, value, 512));
+        assert!(data[..] == blocks.concat());
+    });
 }
 
 /// Syncs are made one after the other; one that waited while another failed fails, too.
@@ -232,4 +278,44 @@ fn write_of_a_part_waits_for_one_of_the_whole_block() {
     read_all(&store, &mut data, 512).unwrap();
     assert!(data[256..] == [6; 256], "the whole write was taken back");
     assert!(data[..256] == [7; 256] || data[..256] == [6; 256]);
+}
+
+/// A step of a recalculation has read the tags of its blocks, and waits for the data. Others fill the cache meanwhile, so
+/// that the tags are read once more before they are changed: if that fails, so does the step.
+#[test]
+fn recalculation_fails_if_tags_that_left_the_cache_cannot_be_read() {
+    const TAG: usize = 250;
+    let format =
+        FormatOptions { tag_size: Some(TAG), internal_hash: Some(hash("crc32c")), recalculate: true, ..options() };
+    let (data, meta) = formatted(&format, 36 << 20, Some(24 << 20));
+    let (gate, is_broken) = (Arc::new(Gate::default()), Arc::new(AtomicBool::new(false)));
+    let held = Arc::clone(&gate);
+    let data = ScriptedStore::new(memory(data), move |call| {
+        if matches!(call, Call::Read { offset: 0, .. }) {
+            held.pass();
+        }
+        Verdict::Pass
+    });
+    let breaks = Arc::clone(&is_broken);
+    let meta = ScriptedStore::new(memory(meta.unwrap()), move |call| {
+        let is_read = matches!(call, Call::Read { .. }) && breaks.load(Ordering::SeqCst);
+        if is_read { Verdict::Fail(Errno::NOSPC) } else { Verdict::Pass }
+    });
+    let stores = Stores { data: Arc::new(data), meta: Some(Arc::new(meta)), start: 0 };
+    let device = IntegrityDevice::open(stores, open_options(Mode::Direct, &format)).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        let step = scope.spawn(|| device.recalculate_step());
+        eventually("the data", || gate.waiting(), |waiting| *waiting == 1);
+        // Four groups of 16 pieces that share a part of the cache with the first one: as many as it holds.
+        for piece in [1024, 2048, 3072, 4096].into_iter().flat_map(|first| first..first + 16) {
+            device.read((piece * 4096 / TAG + 1) as u64, &mut [0; 512], &mut []).unwrap();
+        }
+        is_broken.store(true, Ordering::SeqCst);
+        gate.open();
+        assert_eq!(step.join().unwrap(), Err(Errno::NOSPC));
+    });
+    is_broken.store(false, Ordering::SeqCst);
+    while !device.recalculate_step().unwrap() {}
+    device.read(0, &mut [0; 512], &mut []).unwrap();
 }

@@ -110,6 +110,18 @@ fn long_write_makes_a_section_of_its_own() {
     write_all(&store, &[1; 512], section as u64 - 512);
     assert_eq!(used(), 1, "the shared one has none before another is begun");
     assert!(read_all(&store, section, section as u64).unwrap().iter().all(|byte| *byte == 2));
+    // Beside blocks in the shared one that are others.
+    store.device().close().unwrap();
+    let first_entry = |number| {
+        let at = store.device().layout().section_at(number) as usize;
+        u64::from_le_bytes(image.contents()[at..at + 8].try_into().unwrap())
+    };
+    write_all(&store, &[3; 512], 0);
+    write_all(&store, &vec![4; section], section as u64);
+    store.sync().unwrap();
+    let newest = store.device().newest_section().unwrap();
+    let sections = [newest - 1, newest].map(first_entry);
+    assert_eq!(sections, [section as u64 / 512, 0], "it comes first");
 }
 
 /// Returns the numbers of the units that cannot be read; checks that the others have `model`.

@@ -168,8 +168,11 @@ fn superblock_has_the_granularity_of_its_bitmap() {
         options.sectors_per_bit = Some(sectors);
         let store = memory(formatted(&format, 192 << 10, None).0);
         let device = IntegrityDevice::open(Stores::interleaved(store.clone()), options.clone()).unwrap();
-        write(&device, 0, 1, 1, false);
+        write(&device, 100, 1, 1, false);
         let cut = IntegrityDevice::open(Stores::interleaved(memory(store.contents())), options).unwrap();
         assert_eq!(u32::from(cut.superblock().log2_blocks_per_bitmap_bit), sectors.ilog2(), "{sectors} sectors");
+        // Its data are stored, its tag is not.
+        cut.read(100, &mut [0; 512], &mut []).unwrap();
+        assert!(cut.read(100 ^ u64::from(sectors), &mut [0; 512], &mut []).is_err(), "a region that is not set");
     }
 }

@@ -1,33 +1,42 @@
-//! Builds the libraries, and opens images through them.
+//! Builds the libraries once for each version of their source, and opens images through them.
 
 use inlock_rbd_store::{OpenError, RbdName, RbdStore, StoreOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Libraries to build: as they are, too old, without a function.
-const VARIANTS: [(&str, &[&str]); 3] = [("good", &[]), ("old", &["-DMINOR=3"]), ("lacking", &["-DLACKING"])];
+/// Libraries to build: as they are, too old, without a function, and without memory for operations.
+const VARIANTS: [(&str, &[&str]); 4] =
+    [("good", &[]), ("old", &["-DMINOR=3"]), ("lacking", &["-DLACKING"]), ("full", &["-DNO_COMPLETIONS"])];
 
-/// Returns the directory of a variant of the libraries.
+/// Returns the directory of a variant of the libraries; an empty one for another name.
 pub(crate) fn libraries(variant: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(build).join(variant)
+    match VARIANTS.iter().find(|(name, _)| *name == variant) {
+        Some((name, flags)) => built(name, flags),
+        None => tempfile::tempdir().expect("a directory").keep(),
+    }
 }
 
-fn build() -> PathBuf {
-    // Libraries stay loaded until the process ends, so their directory stays, too.
-    let dir = tempfile::tempdir().expect("a directory").keep();
+/// Builds a variant, unless an earlier run of these tests has done so.
+fn built(name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fake_ceph.c");
-    for (variant, flags) in VARIANTS {
-        std::fs::create_dir(dir.join(variant)).expect("a directory");
-        for (file, define) in [("librados.so.2", "-DRADOS"), ("librbd.so.1", "-DRBD")] {
-            let mut cc = Command::new("cc");
-            cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", define]).args(flags);
-            let status = cc.arg("-o").arg(dir.join(variant).join(file)).arg(&source).status().expect("cc runs");
-            assert!(status.success(), "{variant}/{file}");
-        }
+    let mut hasher = DefaultHasher::new();
+    (std::fs::read(&source).expect("the source"), flags).hash(&mut hasher);
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let dir = place.join(format!("fake-ceph-{name}-{:x}", hasher.finish()));
+    if dir.exists() {
+        return dir;
     }
+    let new = tempfile::tempdir_in(place).expect("a directory");
+    for (file, define) in [("librados.so.2", "-DRADOS"), ("librbd.so.1", "-DRBD")] {
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", define]).args(flags);
+        let status = cc.arg("-o").arg(new.path().join(file)).arg(&source).status().expect("cc runs");
+        assert!(status.success(), "{file} {flags:?}");
+    }
+    // If another thread or process was first, its libraries are the same.
+    let _ = std::fs::rename(new.path(), &dir);
     dir
 }
 

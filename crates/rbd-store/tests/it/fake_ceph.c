@@ -4,21 +4,26 @@
  * Compiled twice, as librados.so.2 with -DRADOS and as librbd.so.1 with -DRBD. Options of the name whose names begin
  * with "fake_" are instructions:
  *
- *   fake_CALL=N         the call fails with the error number N (CALL: connect, pool, namespace, open, snap, lock, ...)
+ *   fake_CALL=N         the call fails with the error number N (CALL: connect, pool, open, snap, stat, id, lock, ...)
+ *   fake_namespace=1    there is no such namespace;  fake_namespace_exists=N  to ask for it fails with N
  *   fake_sleep=MS       opening the image takes so long
  *   fake_owner=ADDRESS  client that has the lock;  fake_watcher=ADDRESS  client that has the image open
+ *   fake_no_owners=1    the list of those that have the lock is empty
  *   fake_others=N       clients that have it open, too (1)
  *   fake_lost=1         the lock is lost after opening;  fake_watchers=N  the list of clients fails with N
  *   fake_read=N ...     result of every read (also write, flush, discard), in place of the usual one
  *   fake_from=N         results are so from the operation with this number on (first: 1)
  *   fake_start=N        starting an operation fails with the error number N
  *   fake_late=MS        operations complete so late;  fake_hold=FILE  not before the file is there
+ *   fake_read_hold=FILE reads complete not before the file is there;  fake_read_done=FILE  is made after a read
  *   fake_size=N         length of the image;  fake_resize=N  length from the second question on, which fails with
  *                       fake_later_size=N
  *   fake_stripes=N      objects of a stripe;  fake_object=N  length of one
  *   fake_overlap=N      length of the parent's data
  *   fake_extents=A+B,.. ranges with data;  fake_extents_hold=FILE  not before the file is there
- *   fake_log=FILE       calls are written there
+ *   fake_log=FILE       calls are written there;  fake_options=FILE  the options, when connecting
+ *
+ * The client "none" cannot be made; with -DNO_COMPLETIONS no completion can.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -80,6 +85,8 @@ static void put(struct cluster *c, const char *name, const char *value)
 int rados_create(void **cluster, const char *id)
 {
     struct cluster *c = calloc(1, sizeof *c);
+    if (id && !strcmp(id, "none"))
+        return -EINVAL;
     put(c, "id", id ? id : "");
     *cluster = c;
     return 0;
@@ -87,8 +94,16 @@ int rados_create(void **cluster, const char *id)
 
 int rados_conf_read_file(void *cluster, const char *path)
 {
-    (void)cluster;
-    return path && access(path, R_OK) ? -ENOENT : 0;
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char name[64], *value;
+    if (!file)
+        return path ? -ENOENT : 0;
+    while (fscanf(file, "%63s %ms", name, &value) == 2) {
+        put(cluster, name, value);
+        free(value);
+    }
+    fclose(file);
+    return 0;
 }
 
 int rados_conf_set(void *cluster, const char *name, const char *value)
@@ -102,12 +117,20 @@ int rados_conf_set(void *cluster, const char *name, const char *value)
 int rados_conf_get(void *cluster, const char *name, char *into, size_t len)
 {
     const char *value = find(cluster, name);
+    if (value && strlen(value) >= len)
+        return -ENAMETOOLONG;
     snprintf(into, len, "%s", value ? value : "");
     return 0;
 }
 
 int rados_connect(void *cluster)
 {
+    const char *path = find(cluster, "fake_options");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    for (struct option *o = ((struct cluster *)cluster)->options; file && o; o = o->next)
+        fprintf(file, "%s=%s\n", o->name, o->value);
+    if (file)
+        fclose(file);
     note(cluster, "connect");
     return -number(cluster, "fake_connect", 0);
 }
@@ -119,9 +142,8 @@ void rados_shutdown(void *cluster)
 
 int rados_cluster_fsid(void *cluster, char *into, size_t len)
 {
-    (void)cluster;
     snprintf(into, len, "fsid");
-    return 4;
+    return -number(cluster, "fake_fsid", -4);
 }
 
 int rados_ioctx_create(void *cluster, const char *pool, void **context)
@@ -143,8 +165,9 @@ void rados_ioctx_destroy(void *context)
 
 void rados_ioctx_set_namespace(void *context, const char *space)
 {
-    (void)context;
-    (void)space;
+    char text[256];
+    snprintf(text, sizeof text, "namespace %s", space);
+    note(((struct context *)context)->cluster, text);
 }
 
 int64_t rados_ioctx_get_id(void *context)
@@ -178,7 +201,7 @@ struct image {
     struct cluster *cluster;
     uint64_t size;
     char *data;
-    int fd, asked, sequence, head, tail;
+    int fd, asked, sequence, head, tail, completions;
     pthread_mutex_t lock;
     struct completion *done[MAX_DONE];
 };
@@ -208,7 +231,10 @@ void rbd_version(int *major, int *minor, int *extra)
 int rbd_namespace_exists(void *context, const char *space, _Bool *exists)
 {
     (void)space;
-    *exists = !number(((struct context *)context)->cluster, "fake_namespace", 0);
+    struct cluster *c = ((struct context *)context)->cluster;
+    if (number(c, "fake_namespace_exists", 0))
+        return -number(c, "fake_namespace_exists", 0);
+    *exists = !number(c, "fake_namespace", 0);
     return 0;
 }
 
@@ -245,7 +271,7 @@ int rbd_open_read_only(void *context, const char *name, void **image, const char
 int rbd_close(void *image)
 {
     struct image *i = image;
-    note(i->cluster, "close");
+    note(i->cluster, i->completions ? "close with completions" : "close");
     free(i->data);
     free(i);
     return 0;
@@ -291,8 +317,8 @@ struct image_info {
 int rbd_stat(void *image, void *info, size_t len)
 {
     struct image_info *i = info;
-    if (len != sizeof(*i))
-        return -EINVAL;
+    if (len != sizeof(*i) || failing(image, "fake_stat"))
+        return len != sizeof(*i) ? -EINVAL : failing(image, "fake_stat");
     memset(i, 0, len);
     i->size = ((struct image *)image)->size;
     i->obj_size = number(((struct image *)image)->cluster, "fake_object", 4 << 20);
@@ -314,9 +340,8 @@ int rbd_get_stripe_count(void *image, uint64_t *count)
 
 int rbd_get_id(void *image, char *id, size_t len)
 {
-    (void)image;
     snprintf(id, len, "imageid");
-    return 0;
+    return failing(image, "fake_id");
 }
 
 int rbd_lock_acquire(void *image, int mode)
@@ -327,6 +352,7 @@ int rbd_lock_acquire(void *image, int mode)
 
 int rbd_is_exclusive_lock_owner(void *image, int *owner)
 {
+    note(((struct image *)image)->cluster, "ask for the lock");
     *owner = !find(((struct image *)image)->cluster, "fake_lost");
     return failing(image, "fake_is_owner");
 }
@@ -343,6 +369,8 @@ int rbd_lock_get_owners(void *image, int *mode, char **owners, size_t *count)
 {
     const char *owner = find(((struct image *)image)->cluster, "fake_owner");
     *mode = 0;
+    if (find(((struct image *)image)->cluster, "fake_no_owners"))
+        return *count = 0;
     if (!owner)
         return find(((struct image *)image)->cluster, "fake_owners") ? failing(image, "fake_owners") : -ENOENT;
     if (*count < 1)
@@ -386,7 +414,10 @@ int rbd_diff_iterate2(void *image, const char *from, uint64_t offset, uint64_t l
 {
     struct image *i = image;
     const char *at = find(i->cluster, "fake_extents");
+    char text[256];
     (void)from, (void)parent, (void)whole;
+    snprintf(text, sizeof text, "extents %llu+%llu", (unsigned long long)offset, (unsigned long long)len);
+    note(i->cluster, text);
     const char *hold = find(i->cluster, "fake_extents_hold");
     while (hold && access(hold, F_OK))
         usleep(1000);
@@ -424,6 +455,9 @@ int rbd_aio_create_completion(void *argument, void *callback, void **completion)
 {
     if (callback)
         return -EINVAL;
+#ifdef NO_COMPLETIONS
+    return -ENOMEM;
+#endif
     struct completion *c = calloc(1, sizeof *c);
     c->argument = argument;
     *completion = c;
@@ -442,17 +476,22 @@ ssize_t rbd_aio_get_return_value(void *completion)
 
 void rbd_aio_release(void *completion)
 {
-    free(completion);
+    struct completion *c = completion;
+    if (c->image)
+        __atomic_sub_fetch(&c->image->completions, 1, __ATOMIC_SEQ_CST);
+    free(c);
 }
 
 static void *carry_out(void *argument)
 {
     struct completion *c = argument;
     struct image *i = c->image;
-    const char *hold = find(i->cluster, "fake_hold");
+    const char *hold = find(i->cluster, c->kind == 'r' ? "fake_read_hold" : "fake_hold");
+    hold = hold ? hold : find(i->cluster, "fake_hold");
     usleep(number(i->cluster, "fake_late", 0) * 1000);
     while (hold && access(hold, F_OK))
         usleep(1000);
+    const char *done = c->kind == 'r' ? find(i->cluster, "fake_read_done") : NULL;
     pthread_mutex_lock(&i->lock);
     if (c->kind == 'r' && c->result >= 0)
         memcpy(c->memory, i->data + c->offset, c->result < (ssize_t)c->len ? (size_t)c->result : c->len);
@@ -464,6 +503,8 @@ static void *carry_out(void *argument)
     if (write(i->fd, &one, sizeof one) < 0)
         abort();
     pthread_mutex_unlock(&i->lock);
+    if (done)
+        fclose(fopen(done, "w"));
     return NULL;
 }
 
@@ -477,6 +518,7 @@ static int start(void *image, char kind, const char *name, uint64_t offset, uint
     note(i->cluster, text);
     if (number(i->cluster, "fake_start", 0))
         return -number(i->cluster, "fake_start", 0);
+    __atomic_add_fetch(&i->completions, 1, __ATOMIC_SEQ_CST);
     c->image = i;
     c->kind = kind;
     c->offset = offset;

@@ -39,6 +39,10 @@ fn every_failure_has_its_own_message() {
         (":fake_lock=1", "client.admin may not lock the image"),
         (":fake_owners=16", "the image has a lock that was set by hand"),
         (":fake_owners=5", "cannot lock the image: Input/output error (os error 5)"),
+        (":fake_fsid=5", "cannot read the identity of the cluster: Input/output error (os error 5)"),
+        (":fake_stat=5", "cannot read the image's object size: Input/output error (os error 5)"),
+        (":fake_id=5", "cannot read the image's identity: Input/output error (os error 5)"),
+        (":id=none", "cannot make a client of Ceph: Invalid argument (os error 22)"),
         (":fake_get_size=5", "cannot read the image's size: Input/output error (os error 5)"),
         (":unknown=1", "option unknown is refused by Ceph: No such file or directory (os error 2)"),
         (":conf=/no/file", "cannot read the Ceph configuration /no/file: No such file or directory (os error 2)"),
@@ -51,6 +55,73 @@ fn every_failure_has_its_own_message() {
     assert_eq!(open_name("rbd:pool/space/image:fake_namespace=1"), "the pool has no namespace 'space'");
     assert_eq!(open_name("rbd:pool/image@snap:fake_snap=2"), "the image has no snapshot 'snap'");
     println!("COUNT rbd_opening_failures {}", cases.len() + 3);
+}
+
+/// librados fails operations after a number of whole seconds, and never if it is zero.
+#[test]
+fn options_of_the_cluster_are_the_times_and_those_of_the_name() {
+    let place = Log::new();
+    let file = place.path("options");
+    let mut options = options();
+    (options.connect_timeout, options.store_timeout) = (Duration::from_secs(77), Duration::from_millis(100));
+    let name = format!("rbd:pool/image:log_to_stderr=true:fake_options={}", file.display());
+    drop(open_with(&name, &options, true).unwrap());
+    let text = std::fs::read_to_string(&file).unwrap();
+    // The last value of an option counts, which comes first.
+    let value = |option: &str| {
+        text.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('=')).map(ToOwned::to_owned)
+    };
+    for (option, expected) in [
+        ("rbd_cache", "false"),
+        ("log_to_stderr", "true"),
+        ("err_to_stderr", "false"),
+        ("client_mount_timeout", "77"),
+        ("rados_mon_op_timeout", "77"),
+        ("rados_osd_op_timeout", "1"),
+    ] {
+        assert_eq!(value(option).as_deref(), Some(expected), "{option}");
+    }
+}
+
+/// Points in time are computed from the times.
+#[test]
+fn longest_times_are_possible() {
+    let mut options = options();
+    (options.connect_timeout, options.store_timeout) = (Duration::MAX, Duration::MAX);
+    let store = open_with("rbd:pool/image", &options, false).unwrap();
+    store.sync().unwrap();
+}
+
+/// A client that is limited to its namespace may not ask for it.
+#[test]
+fn image_of_a_namespace_is_looked_for_there_alone() {
+    for instruction in ["", ":fake_namespace_exists=1"] {
+        let log = Log::new();
+        let name = format!("rbd:pool/space/image{}{instruction}", log.instruction());
+        drop(open_with(&name, &options(), true).unwrap());
+        assert_eq!(log.lines()[..4], ["connect", "full_try", "namespace space", "open read-only"]);
+    }
+}
+
+/// Monitors and a key whose values in the configuration are longer than what is read of them.
+#[test]
+fn long_value_of_the_configuration_counts_as_set() {
+    let place = Log::new();
+    let conf = place.path("conf");
+    let long = "10.0.0.1,".repeat(1000);
+    let message = |option: &str, instruction: &str| {
+        std::fs::write(&conf, format!("{option} {long}\n")).unwrap();
+        let name = format!("rbd:pool/image:conf={}{instruction}", conf.display());
+        open_with(&name, &options(), false).unwrap_err().to_string()
+    };
+    assert_eq!(message("mon_host", ":fake_connect=2"), "no keyring with a key for client.admin");
+    assert_eq!(message("other", ":fake_connect=2"), "the Ceph configuration names no monitors");
+    for option in ["key", "keyfile"] {
+        let error = message(option, ":mon_host=x:fake_connect=13");
+        assert!(error.starts_with("the cluster refuses the key"), "{option}: {error}");
+    }
+    let error = message("keyring", ":mon_host=x:fake_connect=13");
+    assert_eq!(error, "no keyring with a key for client.admin");
 }
 
 #[test]
@@ -103,6 +174,8 @@ fn lock_of_a_living_client_is_taken_only_if_asked_for() {
     let broken = lines.iter().position(|line| line == "break 0 10.0.0.2:0/5").expect("it is broken");
     assert_eq!(lines[broken + 1], "lock");
     assert!(open_with(&format!("{name}:fake_break=1"), &stealing, false).is_err());
+
+    drop(open(":fake_no_owners=1").unwrap());
 
     // The watch of a dead client has ended; librbd frees its lock.
     let log = Log::new();

@@ -1,6 +1,6 @@
 //! Operations that succeed, fail, come late or never.
 
-use crate::fake::{Log, open, open_with, options};
+use crate::fake::{Log, libraries, open, open_with, options};
 use inlock_engine::store::StoreOperation;
 use inlock_engine::store::asynchronous::{AsyncStore, call};
 use inlock_engine::{BackingStore, BlockStatus, Buffer, Errno};
@@ -57,6 +57,9 @@ fn short_read_is_zero_in_the_image_and_ends_at_its_end() {
     assert_eq!(store.write_at(&[0; BLOCK], size), Err(Errno::NOSPC));
     assert_eq!(store.write_at(&[0; 2 * BLOCK], size - BLOCK as u64), Err(Errno::NOSPC));
     assert_eq!(store.discard(size, 1), Err(Errno::NOSPC));
+    // Up to the end of the image.
+    assert_eq!(store.write_at(&[0; BLOCK], size - BLOCK as u64), Ok(BLOCK));
+    store.discard(size - BLOCK as u64, BLOCK as u64).unwrap();
     assert!(store.discard(u64::MAX, 2).is_err());
 }
 
@@ -101,6 +104,10 @@ fn operation_that_does_not_start_fails() {
     assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::NOMEM));
     assert_eq!(store.sync(), Err(Errno::NOMEM));
     assert_eq!(store.discard(0, 1), Err(Errno::NOMEM));
+    let mut options = options();
+    options.library_dir = Some(libraries("full"));
+    let store = open_with("rbd:pool/image", &options, false).unwrap();
+    assert_eq!(store.sync(), Err(Errno::NOMEM));
 }
 
 /// Events that stores have reported, by the name of their image.
@@ -225,6 +232,54 @@ fn aborted_store_fails_what_waits_and_keeps_its_memory() {
     drop(store);
 }
 
+fn panic(_: &str, event: &str) {
+    panic!("{event}");
+}
+
+/// The thread that asks for the image's length ends by a panic of the caller's function.
+#[test]
+fn store_whose_thread_panics_fails_for_good() {
+    let mut options = options();
+    options.notify = Some(panic);
+    let store = open_with("rbd:pool/image:fake_resize=4194304", &options, false).unwrap();
+    while store.sync().is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
+    assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
+}
+
+/// The thread that takes completions ends by a panic of the caller's function while librbd still has memory of a read.
+#[test]
+fn memory_of_a_read_outlives_a_thread_that_panics() {
+    let log = Log::new();
+    let (hold, done) = (log.path("go"), log.path("done"));
+    let mut options = options();
+    options.notify = Some(panic);
+    let holds = format!("fake_read_hold={}:fake_read_done={}", hold.display(), done.display());
+    let name = format!("rbd:pool/image:fake_write=-108:{holds}{}", log.instruction());
+    let store = Arc::new(open_with(&name, &options, false).unwrap());
+    let other = Arc::clone(&store);
+    let waiting = std::thread::spawn(move || {
+        // Memory of this length is the system's again as soon as it is freed: a later access ends the process.
+        let buffer = Buffer::new(64 << 20);
+        call(&*other, StoreOperation::Read { offset: 0, buffer, range: 0..BLOCK }).0
+    });
+    while !log.lines().iter().any(|line| line.starts_with("r ")) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
+    assert_eq!(waiting.join().unwrap(), Err(Errno::IO));
+    // What comes later fails, too.
+    assert_eq!(store.sync(), Err(Errno::IO));
+    drop(store);
+    std::fs::write(&hold, b"").unwrap();
+    while !done.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!log.lines().contains(&"close".to_owned()), "{:?}", log.lines());
+}
+
 /// As long as the image is open, no other store of this process gets its lock.
 #[test]
 fn image_is_closed_when_the_last_operation_that_was_given_up_ends() {
@@ -287,6 +342,30 @@ fn closed_image_frees_its_lock_and_its_client() {
 }
 
 #[test]
+fn closed_images_leave_no_descriptor() {
+    let count = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        targets.filter(|target| target.as_os_str() == "anon_inode:[eventfd]").count()
+    };
+    let (before, stores) = (count(), 100);
+    (0..stores).for_each(|_| drop(open("").unwrap()));
+    // Other tests of this process have some.
+    assert!(count() < before + stores / 2, "{before} before, {} after", count());
+}
+
+/// The cluster is asked for the lock after an interval, however often it is asked for something else.
+#[test]
+fn cluster_is_not_asked_for_the_lock_all_the_time() {
+    let (log, begun) = (Log::new(), Instant::now());
+    let store = open(&log.instruction()).unwrap();
+    (0..40).for_each(|at| assert_eq!(store.block_status(at, 1).unwrap().len, 1));
+    drop(store);
+    let asked = log.lines().iter().filter(|line| *line == "ask for the lock").count();
+    assert!(begun.elapsed() >= Duration::from_secs(5) * asked as u32, "{asked} times in {:?}", begun.elapsed());
+}
+
+#[test]
 fn long_discard_is_made_piece_by_piece() {
     let log = Log::new();
     let store = open(&format!(":fake_size={}{}", 5u64 << 30, log.instruction())).unwrap();
@@ -307,6 +386,8 @@ fn extents_are_cut_to_the_range_and_joined() {
     assert_eq!(status(8192, 512), BlockStatus::hole(8192, 512));
     assert_eq!(status(16384, 1 << 20), BlockStatus::allocated(16384, 4096));
     assert_eq!(status(1 << 20, 1 << 30), BlockStatus::hole(1 << 20, 7 << 20));
+    // Behind the end there is nothing to ask for.
+    assert_eq!(status(8 << 20, 512), BlockStatus::allocated(8 << 20, 512));
     // Without an answer, a range counts as allocated.
     let failing = open(":fake_diff=5").unwrap();
     assert_eq!(failing.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
@@ -319,13 +400,16 @@ fn extents_are_cut_to_the_range_and_joined() {
 fn extents_that_come_late_count_as_allocated_until_they_come_again() {
     let log = Log::new();
     let hold = log.path("go");
-    let store = open(&format!(":fake_extents_hold={}", hold.display())).unwrap();
-    assert_eq!(store.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
-    assert_eq!(store.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
+    let store = open(&format!(":fake_extents_hold={}{}", hold.display(), log.instruction())).unwrap();
+    for at in [0, 512, 1024] {
+        assert_eq!(store.block_status(at, 512).unwrap(), BlockStatus::allocated(at, 512));
+    }
     std::fs::write(&hold, b"").unwrap();
-    while !store.block_status(0, 512).unwrap().hole {
+    while !store.block_status(2048, 512).unwrap().hole {
         std::thread::sleep(Duration::from_millis(20));
     }
+    let asked = |at| log.lines().contains(&format!("extents {at}+512"));
+    assert_eq!([0, 512, 1024, 2048].map(asked), [true, false, false, true]);
 }
 
 #[test]
@@ -337,6 +421,8 @@ fn length_that_another_client_changes_is_noticed() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(store.geometry().len, 4 << 20);
+    let other = open(":fake_resize=4194304").unwrap();
+    assert_eq!((other.revalidate_len(), other.geometry().len), (Ok(4 << 20), 4 << 20));
     assert_eq!(store.revalidate_len(), Ok(4 << 20));
     assert_eq!(store.write_at(&[0; BLOCK], 4 << 20), Err(Errno::NOSPC));
     while events_of("resized").is_empty() {
