@@ -384,6 +384,23 @@ fn client_that_only_stops_sending_gets_its_replies() {
 }
 
 #[test]
+fn client_that_says_its_end_with_its_last_request_is_disconnected() {
+    let served = Secured::new(TlsMode::Required, Limits::default());
+    let mut client = served.client();
+    let request = request_bytes(Mode::Simple, 0, READ, 1, 0, 4096);
+    client.stream.conn.writer().write_all(&request).unwrap();
+    client.stream.conn.send_close_notify();
+    // In one piece, so that the server decrypts both at once. The socket stays open in both directions.
+    let mut records = Vec::new();
+    while client.stream.conn.wants_write() {
+        client.stream.conn.write_tls(&mut records).unwrap();
+    }
+    client.stream.sock.write_all(&records).unwrap();
+    assert_eq!(client.reply(4096).unwrap(), served.contents()[..4096]);
+    client.expect_end();
+}
+
+#[test]
 fn write_of_a_connection_that_breaks_is_not_made() {
     let mut served = Secured::new(TlsMode::Required, Limits::default());
     let before = served.contents();
