@@ -364,3 +364,30 @@ impl FreshnessFile {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Silent;
+    use crate::settings::Settings;
+
+    #[test]
+    fn digest_depends_on_the_header_and_on_the_whole_superblock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(9 * 512).unwrap();
+        let context = Context::new(Silent, Settings::default());
+        let data = Device::of_file(&context, file.path(), file.reopen().unwrap()).unwrap();
+        let of = |header: u8, start| with_superblock(&[header; 32], &data, start);
+        let before = of(1, 8).unwrap();
+        assert_eq!(of(1, 8).unwrap(), before);
+        assert_ne!(of(2, 8).unwrap(), before);
+        for at in [8 * 512, 9 * 512 - 1] {
+            file.as_file().write_all_at(&[1], at).unwrap();
+            assert_ne!(of(1, 8).unwrap(), before, "byte {at}");
+            file.as_file().write_all_at(&[0], at).unwrap();
+        }
+        assert_eq!(of(1, 8).unwrap(), before);
+        let text = of(1, 9).unwrap_err().to_string();
+        assert!(text.starts_with("cannot read the superblock of "), "{text}");
+    }
+}

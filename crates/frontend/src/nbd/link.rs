@@ -187,7 +187,7 @@ impl Session {
                 return Err(Errno::PROTO);
             };
             self.plaintext = state.plaintext_bytes_to_read();
-            self.has_ended = taken == 0 || state.peer_has_closed();
+            self.has_ended = state.peer_has_closed();
         }
         Ok(Filled::Plaintext)
     }
@@ -262,3 +262,6 @@ impl Write for Raw<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
