@@ -17,6 +17,7 @@ use inlock_volume::{HeaderDevice, HeaderPolicy};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Lock of key derivations, shared with cryptsetup.
@@ -116,16 +117,46 @@ fn export_and_parts_of_it_have_one_writer() {
     assert_eq!(kind(opened(&silent(), &raw, false)), ErrorKind::InUse);
     drop(writer);
     let device = Device::open(&silent(), &export.uri(), OpenMode::Header).expect("the export");
-    let part = |offset, mode| lock::part(&device, Range { offset, len: Some(4096) }, mode);
-    let one = part(0, Mode::Exclusive).expect("the first part");
-    let other = part(4096, Mode::Exclusive).expect("the next one");
+    let part = |offset, len, mode| lock::part(&device, Range { offset, len: Some(len) }, mode);
+    let one = part(0, 4096, Mode::Exclusive).expect("the first part");
+    let other = part(4096, 8192, Mode::Exclusive).expect("the next one, which is longer");
     for mode in [Mode::Exclusive, Mode::Shared] {
-        assert_eq!(part(4095, mode).expect_err("it overlaps").kind(), ErrorKind::Overlaps);
+        assert_eq!(part(4095, 4096, mode).expect_err("it overlaps").kind(), ErrorKind::Overlaps);
+        assert_eq!(part(12287, 1, mode).expect_err("it overlaps").kind(), ErrorKind::Overlaps);
     }
     drop(one);
     assert_eq!(kind(opened(&silent(), &raw, true)), ErrorKind::InUse, "of the other part");
     drop(other);
     opened(&silent(), &raw, true).expect("all parts are free");
+}
+
+/// A loop device, detached when dropped.
+struct Loop(PathBuf);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+/// On file systems without locks of ranges, only a name excludes those who name the file.
+#[test]
+fn loop_device_is_locked_under_the_name_of_its_file() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(1 << 20).expect("room");
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        println!("SKIPPED: no loop device can be made here");
+        return;
+    };
+    let node = Loop(String::from_utf8(made.stdout).expect("a path").trim().into());
+    let open = |path: &Path| Device::open(&silent(), path, OpenMode::Write).expect("a device");
+    let (device, backing) = (open(&node.0), open(file.path()));
+    let is_locked = |device: &Device| lock_files(&device.identity()).iter().any(|file| is_locked(file));
+    let held = lock::storage(&device, Mode::Exclusive).expect("a lock");
+    assert!(is_locked(&device) && is_locked(&backing));
+    drop(held);
+    assert!(!is_locked(&device) && !is_locked(&backing));
 }
 
 #[test]

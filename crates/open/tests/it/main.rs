@@ -18,6 +18,8 @@ use zeroize::Zeroizing;
 
 mod export;
 mod locks;
+mod remote;
+mod steps;
 mod tokens;
 
 const PASSPHRASE: &str = "correct";

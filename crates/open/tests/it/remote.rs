@@ -1,0 +1,79 @@
+//! Exports that are short, stop to answer, or have to make writes durable.
+
+use crate::export::Export;
+use crate::{Image, PASSPHRASE, kind, opened, silent};
+use inlock_engine::BlockingDevice;
+use inlock_open::device::{Device, OpenMode};
+use inlock_open::header::Header;
+use inlock_open::source::{HeaderOptions, Luks, VolumeType};
+use inlock_open::{ErrorKind, KeySource, OpenOptions};
+use inlock_testing::{Call, Gate, Verdict};
+use inlock_volume::{HeaderDevice, HeaderPolicy};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+#[test]
+fn export_shorter_than_a_header_has_none() {
+    let export = Export::new(vec![0; 1024], |_| Verdict::Pass);
+    let options = OpenOptions::luks(export.uri(), KeySource::bytes(PASSPHRASE));
+    assert_eq!(kind(opened(&silent(), &options, false)), ErrorKind::NotLuks { found: None, may_be_plain: true });
+    let device = Device::open(&silent(), &export.uri(), OpenMode::Read).expect("the export");
+    let header = device.header().expect("access");
+    for (offset, len, expected) in [(0, 1024, Ok(())), (1, 1024, Err(io::ErrorKind::UnexpectedEof)), (1024, 0, Ok(()))]
+    {
+        let read = header.read_exact_at(&mut vec![0; len], offset);
+        assert_eq!(read.map_err(|error| error.kind()), expected, "{len} bytes at {offset}");
+    }
+}
+
+#[test]
+fn changed_header_of_an_export_is_made_durable_by_its_server() {
+    let calls: Arc<Mutex<Vec<&str>>> = Arc::default();
+    let export = Export::new(std::fs::read(Image::new().path()).expect("an image"), {
+        let calls = Arc::clone(&calls);
+        move |call| {
+            match call {
+                Call::Write { .. } => calls.lock().expect("no panic").push("write"),
+                Call::Sync => calls.lock().expect("no panic").push("sync"),
+                _ => {}
+            }
+            Verdict::Pass
+        }
+    });
+    let options = HeaderOptions { image: export.uri(), header: None, luks: Luks::Any, policy: HeaderPolicy::default() };
+    let mut header = Header::load_to_edit(&silent(), &options).expect("a header");
+    header.edit(&[], |volume, device| volume.set_uuid(device, None)).expect("it is changed");
+    let mut calls = calls.lock().expect("no panic").clone();
+    calls.dedup();
+    // Both copies, one after the other.
+    assert_eq!(calls, ["write", "sync", "write", "sync"]);
+}
+
+#[test]
+fn abort_of_a_context_fails_what_waits_for_an_export() {
+    let (gate, reads) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(0)));
+    let export = Export::new(vec![0; 1 << 20], {
+        let (gate, reads) = (Arc::clone(&gate), Arc::clone(&reads));
+        move |call| {
+            if let Call::Read { .. } = call {
+                reads.fetch_add(1, Ordering::SeqCst);
+                gate.pass();
+            }
+            Verdict::Pass
+        }
+    });
+    let context = silent();
+    let raw = OpenOptions::new(export.uri(), VolumeType::Raw, KeySource::bytes(""));
+    let volume = opened(&context, &raw, false).expect("it opens");
+    gate.close();
+    reads.store(0, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let device = BlockingDevice::new(Arc::clone(&volume.device));
+        let reading = scope.spawn(move || device.read_at(&mut [0; 512], 0).is_ok());
+        inlock_tests::wait::eventually("the server is asked", || reads.load(Ordering::SeqCst), |reads| *reads > 0);
+        context.abort();
+        assert!(!reading.join().expect("no panic"), "it was read before the server has answered");
+        gate.open();
+    });
+}
