@@ -12,6 +12,7 @@ use inlock_volume::{HeaderDevice, HeaderPolicy};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 #[test]
 fn export_shorter_than_a_header_has_none() {
@@ -68,12 +69,12 @@ fn abort_of_a_context_fails_what_waits_for_an_export() {
     let volume = opened(&context, &raw, false).expect("it opens");
     gate.close();
     reads.store(0, Ordering::SeqCst);
-    std::thread::scope(|scope| {
-        let device = BlockingDevice::new(Arc::clone(&volume.device));
-        let reading = scope.spawn(move || device.read_at(&mut [0; 512], 0).is_ok());
-        inlock_tests::wait::eventually("the server is asked", || reads.load(Ordering::SeqCst), |reads| *reads > 0);
-        context.abort();
-        assert!(!reading.join().expect("no panic"), "it was read before the server has answered");
-        gate.open();
-    });
+    let (told, heard) = std::sync::mpsc::channel();
+    let device = BlockingDevice::new(Arc::clone(&volume.device));
+    std::thread::spawn(move || told.send(device.read_at(&mut [0; 512], 0).is_ok()));
+    inlock_tests::wait::eventually("the server is asked", || reads.load(Ordering::SeqCst), |reads| *reads > 0);
+    context.abort();
+    let ended = heard.recv_timeout(Duration::from_secs(60));
+    gate.open();
+    assert_eq!(ended, Ok(false), "the read fails, and does not wait for the server");
 }
