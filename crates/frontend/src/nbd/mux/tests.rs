@@ -442,6 +442,27 @@ fn turn_after_the_limit_is_not_waited_for() {
     fixture.run_until(&mut [&mut client], REPLY_LEN + READ_LEN as usize + REPLY_LEN + 4096);
 }
 
+#[test]
+fn worker_waits_no_longer_than_until_the_turn_of_a_client_at_a_rate() {
+    let limits = ExportLimits { operations: Some(2000), ..ExportLimits::default() };
+    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()));
+    let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
+    let mut client = fixture.connected();
+    (0..200).for_each(|_| client.command(command::FLUSH, 0));
+    let mut waits = 0;
+    while client.received.len() < 200 * REPLY_LEN {
+        fixture.turn();
+        client.take();
+        let (nbd, wait) = (fixture.nbd(), fixture.worker.front().wait);
+        if let (Some(turn), Wait::Until(time)) = (nbd.throttled.until, wait) {
+            waits += 1;
+            let ends = [turn, nbd.next_scan, nbd.next_departure_scan];
+            assert_eq!(time, ends.into_iter().min().unwrap().saturating_duration_since(nbd.now));
+        }
+    }
+    assert!(waits > 0);
+}
+
 /// Clients that take no replies hold all that they may, and one that comes later is served a piece at a time.
 #[test]
 fn client_is_served_while_others_take_no_replies() {
