@@ -246,6 +246,20 @@ fn options_before_tls_get_the_replies_of_the_mode() {
     plain.go(b"").unwrap();
 }
 
+/// What a client has not sent is not taken for zeroes.
+#[test]
+fn option_of_a_client_that_ends_within_it_gets_no_reply() {
+    let served = Secured::new(TlsMode::Required, Limits::default());
+    for option in [option_bytes(option::LIST, &[0; 6]), option_bytes(option::GO, &go_data(b"", &[]))] {
+        for len in [option.len() - 1, option.len() - 6, 3] {
+            let mut plain = served.greet();
+            plain.send(&option[..len]).unwrap();
+            plain.stream.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(plain.expect_closed().unwrap(), 0, "{len} bytes");
+        }
+    }
+}
+
 /// The attacker is between client and server, and sends plaintext in the client's name.
 #[test]
 fn plaintext_behind_starttls_is_never_an_option_or_a_request() {
