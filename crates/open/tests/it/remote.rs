@@ -2,11 +2,11 @@
 
 use crate::export::Export;
 use crate::{Image, PASSPHRASE, kind, opened, silent};
-use inlock_engine::BlockingDevice;
+use inlock_engine::{BlockingDevice, Errno};
 use inlock_open::device::{Device, OpenMode};
 use inlock_open::header::Header;
 use inlock_open::source::{HeaderOptions, Luks, VolumeType};
-use inlock_open::{ErrorKind, KeySource, OpenOptions};
+use inlock_open::{ErrorKind, KeySource, OpenOptions, removed_integrity};
 use inlock_testing::{Call, Gate, Verdict};
 use inlock_volume::{HeaderDevice, HeaderPolicy};
 use std::io;
@@ -49,6 +49,40 @@ fn changed_header_of_an_export_is_made_durable_by_its_server() {
     calls.dedup();
     // Both copies, one after the other.
     assert_eq!(calls, ["write", "sync", "write", "sync"]);
+}
+
+#[test]
+fn superblock_of_removed_integrity_is_cleared_for_good_or_an_error() {
+    const AT: usize = 4096;
+    let mut bytes = vec![1; AT + 512];
+    bytes[AT..AT + 8].copy_from_slice(b"integrt\0");
+    for (fails, wanted) in [(None, vec!["write", "sync"]), (Some("write"), vec!["write"]), (Some("sync"), vec![])] {
+        let calls: Arc<Mutex<Vec<&str>>> = Arc::default();
+        let export = Export::new(bytes.clone(), {
+            let calls = Arc::clone(&calls);
+            move |call| {
+                let name = match call {
+                    Call::Write { .. } => "write",
+                    Call::Sync => "sync",
+                    _ => return Verdict::Pass,
+                };
+                calls.lock().expect("no panic").push(name);
+                if fails == Some(name) { Verdict::Fail(Errno::IO) } else { Verdict::Pass }
+            }
+        });
+        let device = Device::open(&silent(), &export.uri(), OpenMode::Header).expect("the export");
+        // At the end of the device there is one; none is behind it.
+        let cleared = removed_integrity::clear(&device, AT as u64);
+        assert_eq!(cleared.is_ok(), fails.is_none(), "{fails:?}: {cleared:?}");
+        if !wanted.is_empty() {
+            assert_eq!(*calls.lock().expect("no panic"), wanted);
+        }
+        calls.lock().expect("no panic").clear();
+        for offset in [0, AT as u64 + 1, u64::MAX] {
+            removed_integrity::clear(&device, offset).expect("there is none");
+        }
+        assert!(calls.lock().expect("no panic").is_empty());
+    }
 }
 
 #[test]
