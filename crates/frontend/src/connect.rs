@@ -141,18 +141,22 @@ mod tests {
         rustix::net::listen(&listener, 0).unwrap();
         let clients = fill(&path);
         assert!(!clients.is_empty() && is_listening(&path));
-        let told = Cell::new(0);
-        let ended = unix(&path, Duration::from_millis(60), || told.set(told.get() + 1));
+        let (told, limit, begun) = (Cell::new(0), Duration::from_millis(60), Instant::now());
+        let ended = unix(&path, limit, || told.set(told.get() + 1));
         assert_eq!((ended.unwrap_err().kind(), told.get()), (io::ErrorKind::TimedOut, 1));
+        assert!(begun.elapsed() >= limit);
         std::thread::scope(|scope| {
             // The wait is reported, and only then a place becomes free.
             let (waits, is_told) = std::sync::mpsc::channel();
             let path = &path;
-            let client =
-                scope.spawn(move || unix(path, Duration::from_secs(300), || waits.send(()).unwrap()).map(|_| ()));
+            let client = scope.spawn(move || unix(path, Duration::from_secs(300), || waits.send(()).unwrap()));
             is_told.recv().unwrap();
             drop(listener.accept().unwrap());
-            client.join().unwrap().unwrap();
+            // Later calls wait as long as it takes.
+            for client in [&client.join().unwrap().unwrap(), &clients[0]] {
+                assert_eq!(client.write_timeout().unwrap(), None);
+                assert!(!rustix::fs::fcntl_getfl(client).unwrap().contains(OFlags::NONBLOCK));
+            }
         });
         drop(listener);
         assert!(!is_listening(&path));

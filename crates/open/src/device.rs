@@ -333,6 +333,19 @@ mod tests {
         }
     }
 
+    /// To open one would be to wait for its other end.
+    #[test]
+    fn pipe_is_refused_without_opening_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let (told, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || told.send(Device::open(&silent(), &path, OpenMode::Read).map(drop)));
+        let refused = heard.recv_timeout(std::time::Duration::from_secs(60)).expect("it does not wait").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotADevice);
+    }
+
     #[test]
     fn directory_or_character_device_is_refused() {
         for path in ["/", "/dev/null"] {

@@ -364,3 +364,106 @@ impl FreshnessFile {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Silent;
+    use crate::settings::Settings;
+
+    const RECORD: FreshnessRecord = FreshnessRecord {
+        number: 1,
+        state: RecordedState::Closed,
+        volume: [1; 32],
+        header: [2; 32],
+        section: None,
+        tags: None,
+    };
+
+    /// A file with these bytes at these positions, and of this length.
+    fn file(parts: &[(u64, &[u8])], len: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        parts.iter().for_each(|(at, bytes)| file.write_all_at(bytes, *at).unwrap());
+        file.set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn newest_record_of_the_volume_counts() {
+        let key = FreshnessKey::derive(&[7; 64]).unwrap();
+        let [two, three] = [2, 3].map(|number| FreshnessRecord { number, ..RECORD }.encode(&key));
+        let foreign = FreshnessRecord { volume: [9; 32], number: 4, ..RECORD }.encode(&key);
+        let len = FILE_LEN as u64;
+        let not_a_file = Err(ErrorKind::NotAFreshnessFile);
+        let cases: [(&str, &[(u64, &[u8])], u64, [_; 2]); 12] = [
+            ("of a fresh file", &[], len, [Ok(None); 2]),
+            ("of an empty file", &[], 0, [Ok(None); 2]),
+            ("in the second place", &[(0, &two), (SLOT, &three)], len, [Ok(Some(3)); 2]),
+            ("in the first place", &[(0, &three), (SLOT, &two)], len, [Ok(Some(3)); 2]),
+            ("alone in the first place", &[(0, &two)], SLOT, [Ok(Some(2)); 2]),
+            ("alone in the second place", &[(SLOT, &two)], len, [Ok(Some(2)); 2]),
+            ("next to another volume's", &[(0, &foreign), (SLOT, &two)], len, [Ok(Some(2)); 2]),
+            ("of another volume", &[(0, &foreign)], len, [Ok(None), Err(ErrorKind::FreshnessForeign)]),
+            ("next to other bytes", &[(0, &two), (SLOT, &[0, 1])], len, [not_a_file; 2]),
+            ("none, but other bytes", &[(0, b"x")], len, [not_a_file; 2]),
+            ("none in a long file", &[], len + 1, [not_a_file; 2]),
+            ("in a long file", &[(0, &two)], len + 1, [Ok(Some(2)); 2]),
+        ];
+        for (what, parts, len, expected) in cases {
+            let file = file(parts, len);
+            let newest = |accept| newest_record(&file, Path::new("x"), &key, &[1; 32], accept);
+            let found = [false, true].map(|accept| newest(accept).map(|record| record.map(|record| record.number)));
+            assert_eq!(found.map(|found| found.map_err(|error| error.kind())), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn freshness_file_that_cannot_be_read_or_filled_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let unreadable = File::create(dir.path().join("x")).unwrap();
+        let key = FreshnessKey::derive(&[7; 64]).unwrap();
+        let read = newest_record(&unreadable, Path::new("x"), &key, &[1; 32], false);
+        assert!(read.unwrap_err().to_string().starts_with("Cannot read freshness file x."));
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            println!("SKIPPED: there is no /dev/full");
+            return;
+        }
+        let opened = open_file(full, true, true).map(drop).unwrap_err().to_string();
+        assert!(opened.starts_with("Cannot open freshness file /dev/full."), "{opened}");
+    }
+
+    #[test]
+    fn second_copy_of_a_header_is_found_behind_the_first() {
+        for len in [MIN_METADATA, 128 << 10, MAX_METADATA] {
+            let temporary = tempfile::NamedTempFile::new().unwrap();
+            let write = |at: u64, bytes: &[u8]| temporary.as_file().write_all_at(bytes, at).unwrap();
+            write(8, &len.to_be_bytes());
+            write(len, &[5; BLOCK]);
+            let context = Context::new(Silent, Settings::default());
+            let device = Device::of_file(&context, temporary.path(), temporary.reopen().unwrap()).unwrap();
+            let [first, second] = HeaderSource { device, luks: Luks::Any }.blocks().unwrap();
+            assert_eq!((&first[8..16], second), (&len.to_be_bytes()[..], [5; BLOCK]), "{len}");
+        }
+    }
+
+    #[test]
+    fn digest_depends_on_the_header_and_on_the_whole_superblock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(9 * 512).unwrap();
+        let context = Context::new(Silent, Settings::default());
+        let data = Device::of_file(&context, file.path(), file.reopen().unwrap()).unwrap();
+        let of = |header: u8, start| with_superblock(&[header; 32], &data, start);
+        let before = of(1, 8).unwrap();
+        assert_eq!(of(1, 8).unwrap(), before);
+        assert_ne!(of(2, 8).unwrap(), before);
+        for at in [8 * 512, 9 * 512 - 1] {
+            file.as_file().write_all_at(&[1], at).unwrap();
+            assert_ne!(of(1, 8).unwrap(), before, "byte {at}");
+            file.as_file().write_all_at(&[0], at).unwrap();
+        }
+        assert_eq!(of(1, 8).unwrap(), before);
+        let text = of(1, 9).unwrap_err().to_string();
+        assert!(text.starts_with("cannot read the superblock of "), "{text}");
+    }
+}

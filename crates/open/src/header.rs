@@ -151,7 +151,6 @@ impl Header {
 
     /// Unlocks the volume with a volume key that another process derived, which is verified again.
     pub(crate) fn verify(&self, key: VolumeKey, policy: &HeaderPolicy) -> Result<Unlocked> {
-        let _lock = lock::header(&self.device, Mode::Shared)?;
         let options = unlock_options(None, policy.clone());
         self.volume.unlock_with_volume_key(key, &options).map_err(cannot_unlock(&self.device.path))
     }

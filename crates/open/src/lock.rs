@@ -448,6 +448,23 @@ mod tests {
     }
 
     #[test]
+    fn lock_file_stays_as_long_as_a_process_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f1.2");
+        let take = |mode| take_file(dir.path(), &path, mode, Duration::ZERO).unwrap();
+        let [one, other] = [0, 1].map(|_| take(Mode::Shared).unwrap());
+        drop(one);
+        assert!(path.exists() && take(Mode::Exclusive).is_none());
+        // Somebody removes the file, and a process makes another one.
+        std::fs::remove_file(&path).unwrap();
+        let newer = take(Mode::Exclusive).unwrap();
+        drop(other);
+        assert!(path.exists() && take(Mode::Shared).is_none());
+        drop(newer);
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn long_names_have_lock_files_of_their_own() {
         assert_eq!(file_name("f1.2"), "f1.2");
         let [one, two] = ["1", "2"].map(|end| "n".repeat(4000) + end);

@@ -71,7 +71,9 @@ pub fn clear(data: &Device, offset: u64) -> Result<()> {
     let clear = || -> std::io::Result<()> {
         let store = data.store(IoMode::Sync, false, false)?;
         if is_superblock(&*store, offset).unwrap_or(true) {
-            write_all(&*store, &[0; SUPERBLOCK_LEN], offset).and_then(|()| store.sync())?;
+            // A short volume may end within it.
+            let len = store.geometry().len.saturating_sub(offset).min(SUPERBLOCK_LEN as u64);
+            write_all(&*store, &[0; SUPERBLOCK_LEN][..len as usize], offset).and_then(|()| store.sync())?;
         }
         Ok(())
     };

@@ -294,6 +294,7 @@ mod tests {
         file.as_file().set_len(KEY_FILE_MAX + 1).unwrap();
         assert!(read_file(file.path(), 0, None).is_err());
         assert_eq!(read_file(file.path(), 1, None).unwrap().len() as u64, KEY_FILE_MAX);
+        assert_eq!(read_file(file.path(), 0, Some(KEY_FILE_MAX)).unwrap().len() as u64, KEY_FILE_MAX);
     }
 
     #[test]

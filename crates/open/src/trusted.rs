@@ -58,12 +58,13 @@ pub enum Groups {
 
 /// Checks a program before it is executed by this path.
 pub fn check(path: &Path, groups: Groups) -> Result<(), Untrusted> {
-    Walk::along(path, groups, LOOK).map(drop)
+    Walk::along(Path::new("/"), path, groups, LOOK).map(drop)
 }
 
 /// Opens a file to read it.
 pub fn open(path: &Path, groups: Groups) -> Result<File, Untrusted> {
-    Walk::along(path, groups, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC).map(File::from)
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Walk::along(Path::new("/"), path, groups, flags).map(File::from)
 }
 
 /// A walk along the components of a path.
@@ -78,11 +79,11 @@ struct Walk {
 }
 
 impl Walk {
-    /// Returns the file, opened with `flags`.
-    fn along(path: &Path, groups: Groups, flags: OFlags) -> Result<OwnedFd, Untrusted> {
+    /// Returns the file, opened with `flags`. `root`: the directory with which absolute paths begin.
+    fn along(root: &Path, path: &Path, groups: Groups, flags: OFlags) -> Result<OwnedFd, Untrusted> {
         let failed = |source| Untrusted::Unreadable { path: path.to_owned(), source };
         let whole = std::path::absolute(path).map_err(failed)?;
-        let root = || openat(CWD, "/", LOOK, Mode::empty()).map_err(|error| failed(error.into()));
+        let root = || openat(CWD, root, LOOK, Mode::empty()).map_err(|error| failed(error.into()));
         let mut walk = Self { groups, path: "/".into(), dir: root()?, left: Vec::new(), links: 0 };
         walk.push(&whole);
         walk.check(&fstat(&walk.dir).map_err(|error| failed(error.into()))?)?;
@@ -191,6 +192,25 @@ fn is_private(group: u32, user: u32, users: &str, groups: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn root_directory_that_others_can_write_to_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("etc")).unwrap();
+        std::fs::write(root.path().join("etc/file"), "").unwrap();
+        let check = |mode| {
+            std::fs::set_permissions(root.path(), Permissions::from_mode(mode)).unwrap();
+            Walk::along(root.path(), Path::new("/etc/file"), Groups::None, LOOK).map(drop)
+        };
+        check(0o755).unwrap();
+        for mode in [0o777, 0o775] {
+            let refused = check(mode).unwrap_err();
+            assert!(matches!(&refused, Untrusted::Writable { path } if path == Path::new("/")), "{refused}");
+        }
+        check(0o1777).unwrap();
+    }
 
     #[test]
     fn group_with_another_member_is_not_private() {

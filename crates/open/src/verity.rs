@@ -405,3 +405,23 @@ fn corrupt(corruption: Corruption) -> Error {
     };
     Error::with_source(kind, text, corruption)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_hash_is_read_from_a_file_of_limited_length() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            RootHash::File(file.path().to_owned()).read()
+        };
+        assert_eq!(read("00fFa1\n").unwrap(), [0, 0xff, 0xa1]);
+        let most = MAX_ROOT_HASH_FILE as usize;
+        assert_eq!(read(&"a1".repeat(most / 2)).unwrap().len(), most / 2);
+        for bad in ["", "\n", "0", "0g", &("a1".repeat(most / 2) + "\n")] {
+            assert_eq!(read(bad).unwrap_err().kind(), ErrorKind::RootHash, "{} bytes", bad.len());
+        }
+    }
+}

@@ -212,3 +212,34 @@ impl BackingStore for Plaintext {
         Err(Errno::ROFS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_testing::{Call, ScriptedStore, Verdict};
+
+    #[test]
+    fn plaintext_ends_with_its_device_and_fails_with_it() {
+        let bytes: Vec<u8> = (0..4096_u32).map(|at| 1 + (at % 251) as u8).collect();
+        let script = |call: Call<'_>| match call {
+            Call::Read { offset: 512..1024, .. } => Verdict::Fail(Errno::IO),
+            _ => Verdict::Pass,
+        };
+        let store = Arc::new(ScriptedStore::new(Arc::new(MemoryStore::new(bytes.clone())), script));
+        let whole = Segment::whole(None, DataUnitSize::SECTOR);
+        let device = Mapped::new(&[whole], &VolumeKey::zeroed(0), store, Access::default()).unwrap();
+        let plaintext = Plaintext::new(device);
+        for (offset, expected) in [(0, 200), (3000, 200), (3896, 200), (3897, 199), (4000, 96), (4096, 0)] {
+            let mut read = [0; 200];
+            assert_eq!(plaintext.read_at(&mut read, offset), Ok(expected), "{offset}");
+            let (inside, beyond) = read.split_at(expected);
+            assert!(inside.is_empty() || inside == &bytes[offset as usize..][..expected], "{offset}");
+            assert!(beyond.iter().all(|byte| *byte == 0), "{offset}");
+        }
+        assert_eq!(plaintext.read_at(&mut [0; 200], 512), Err(Errno::IO));
+        assert_eq!(plaintext.geometry(), Geometry::new_read_only(4096));
+    }
+}

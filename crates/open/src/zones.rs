@@ -195,3 +195,53 @@ pub fn cannot_use(path: &Path) -> impl FnOnce(ZonedFileError) -> Error {
         Error::with_source(kind, format!("cannot use {}", path.display()), error).about(&path)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::OpenMode;
+    use crate::host::{Context, Silent};
+    use crate::settings::Settings;
+    use inlock_zoned_file::ZonedLayout;
+
+    const ZONE: u64 = 1 << 20;
+
+    #[test]
+    fn zoned_file_in_use_is_refused_with_its_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        ZonedFile::create(&path, &ZonedLayout::new(4 * ZONE, ZONE)).unwrap();
+        let context = Context::new(Silent, Settings::default());
+        let device = Device::open(&context, &path, OpenMode::Read).unwrap();
+        let open = || store(&device, false, IoMode::Sync);
+        let held = open().unwrap();
+        let refused = open().map(drop).unwrap_err();
+        assert_eq!((refused.kind(), refused.path()), (ErrorKind::ZonedFileInUse, Some(&*path)));
+        drop(held);
+        open().unwrap();
+    }
+
+    #[test]
+    fn zone_with_a_byte_is_found() {
+        let zone = |number: u64, capacity, write_pointer| {
+            let mut zone = Zone::UNKNOWN;
+            (zone.start, zone.len) = (number * ZONE, ZONE);
+            (zone.capacity, zone.write_pointer) = (capacity, write_pointer);
+            zone
+        };
+        let zones = [zone(1, ZONE, None), zone(2, ZONE / 2, Some(2 * ZONE + 512))];
+        for (byte, start) in [
+            (0, None),
+            (ZONE - 1, None),
+            (ZONE, Some(ZONE)),
+            (2 * ZONE - 1, Some(ZONE)),
+            (2 * ZONE, Some(2 * ZONE)),
+            (3 * ZONE - 1, Some(2 * ZONE)),
+            (3 * ZONE, None),
+        ] {
+            assert_eq!(at(&zones, byte).map(|zone| zone.start), start, "{byte}");
+        }
+        assert_eq!(zones.each_ref().map(written_to), [2 * ZONE, 2 * ZONE + 512]);
+        assert_eq!(written_to(&zone(2, ZONE / 2, Some(3 * ZONE))), 2 * ZONE + ZONE / 2, "a full zone");
+    }
+}

@@ -54,7 +54,7 @@ const ENGINE: Tests = Tests {
     left_out: &["faults::every_operation_"],
 };
 const FRONTEND: Tests = Tests {
-    build: &["--package", "inlock-frontend", "--lib", "--test", "it"],
+    build: &["--package", "inlock-frontend", "--features", "fuse", "--lib", "--test", "it"],
     directory: "crates/frontend",
     left_out: &[
         "fairness::client_without_memory",

@@ -67,6 +67,7 @@ const ALLOWED_IN_TESTS: [(&str, &str); 17] = [
     ("engine", "testing"),
     ("frontend", "testing"),
     ("integrity", "testing"),
+    ("open", "testing"),
     ("verity", "testing"),
     // Tests wait for other threads with one helper, which ends.
     ("engine", "tests"),

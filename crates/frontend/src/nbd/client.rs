@@ -275,4 +275,141 @@ mod tests {
         assert_eq!(parse_block_size(&[0, 0, 1]), Ok(None));
         assert!(parse_block_size(&[0, 3, 1]).is_err());
     }
+
+    const COOKIE: u64 = 1 << 63 | 7;
+    const OFFSET: u64 = 1 << 40;
+
+    /// Returns a chunk that says it has a payload of `len` bytes.
+    fn chunk_bytes(style: ReplyStyle, (flags, kind): (u16, u16), len: u64, payload: &[u8]) -> Vec<u8> {
+        let [flags, kind] = [flags.to_be_bytes(), kind.to_be_bytes()];
+        match style {
+            ReplyStyle::Extended => [
+                &EXTENDED_REPLY_MAGIC.to_be_bytes()[..],
+                &flags,
+                &kind,
+                &COOKIE.to_be_bytes(),
+                &OFFSET.to_be_bytes(),
+                &len.to_be_bytes(),
+                payload,
+            ]
+            .concat(),
+            _ => [
+                &STRUCTURED_REPLY_MAGIC.to_be_bytes()[..],
+                &flags,
+                &kind,
+                &COOKIE.to_be_bytes(),
+                &(len as u32).to_be_bytes(),
+                payload,
+            ]
+            .concat(),
+        }
+    }
+
+    #[test]
+    fn chunks_are_parsed_once_all_is_there_but_data() {
+        let extents = [&[0, 0, 0, 1, 0, 0, 0x10, 0, 0, 0, 0, 3][..], &[9; 8]].concat();
+        let long_extents = [&[0; 8][..], &[0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], &[9; 16]].concat();
+        let at = OFFSET.to_be_bytes();
+        let hole = [&at[..], &[0, 0, 0x20, 0]].concat();
+        let most = 8 + u64::from(MAX_PAYLOAD);
+        let error = Content::Error(28);
+        let (compact, extended) = (ReplyStyle::Structured, ReplyStyle::Extended);
+        for style in [compact, extended] {
+            let header_len = if style == extended { 32 } else { 20 };
+            let (status, status_bytes, extent) = match style == extended {
+                true => (chunk::BLOCK_STATUS_EXT, &long_extents, Content::Extent { len: 2 << 32, flags: 1 }),
+                false => (chunk::BLOCK_STATUS, &extents, Content::Extent { len: 0x1000, flags: 3 }),
+            };
+            let one = status_bytes.len() - if style == extended { 16 } else { 8 };
+            let cases: [(u16, u64, &[u8], Content); 9] = [
+                (chunk::NONE, 0, b"", Content::None),
+                (chunk::OFFSET_DATA, 9, &at, Content::Data { offset: OFFSET, len: 1 }),
+                (chunk::OFFSET_DATA, most, &at, Content::Data { offset: OFFSET, len: most - 8 }),
+                (chunk::OFFSET_HOLE, 12, &hole, Content::Hole { offset: OFFSET, len: 0x2000 }),
+                (status, one as u64, &status_bytes[..one], extent),
+                (status, status_bytes.len() as u64, status_bytes, extent),
+                (chunk::ERROR, 6, &[0, 0, 0, 28, 0, 0], error),
+                (1 << 15 | 2, 15, &[&[0, 0, 0, 28, 0, 1, b'x'][..], &at].concat(), error),
+                (1 << 15 | 77, 6, &[0, 0, 0, 28, 0, 0], error),
+            ];
+            for (kind, len, payload, content) in cases {
+                for flags in [0, chunk::DONE] {
+                    let bytes = chunk_bytes(style, (flags, kind), len, payload);
+                    let is_last = flags == chunk::DONE;
+                    if kind == chunk::NONE && !is_last {
+                        assert!(ReplyHead::parse(&bytes, style).is_err(), "it would say nothing");
+                        continue;
+                    }
+                    let request_offset = (style == extended).then_some(OFFSET);
+                    let head = ReplyHead { cookie: COOKIE, is_last, request_offset, content };
+                    for cut in 0..bytes.len() {
+                        assert_eq!(ReplyHead::parse(&bytes[..cut], style), Ok(None), "{kind}: {cut} bytes");
+                    }
+                    let more = [&bytes[..], b"more"].concat();
+                    assert_eq!(ReplyHead::parse(&more, style), Ok(Some((head, header_len + payload.len()))), "{kind}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_whose_length_does_not_fit_are_refused_with_their_header() {
+        let limit = MAX_SMALL_PAYLOAD as u64;
+        for style in [ReplyStyle::Structured, ReplyStyle::Extended] {
+            let is_extended = style == ReplyStyle::Extended;
+            let (status, other) = match is_extended {
+                true => (chunk::BLOCK_STATUS_EXT, chunk::BLOCK_STATUS),
+                false => (chunk::BLOCK_STATUS, chunk::BLOCK_STATUS_EXT),
+            };
+            let bad: [(u16, &[u64]); 6] = [
+                (chunk::NONE, &[1]),
+                (chunk::OFFSET_DATA, &[0, 8, 9 + u64::from(MAX_PAYLOAD)]),
+                (chunk::OFFSET_HOLE, &[0, 11, 13]),
+                (status, &[0, 4, 8, 10, 13, 25, limit + 8]),
+                (other, &[12, 24]),
+                (chunk::ERROR, &[0, 5, limit + 1]),
+            ];
+            for (kind, lens) in bad {
+                for &len in lens {
+                    let parsed = ReplyHead::parse(&chunk_bytes(style, (chunk::DONE, kind), len, b""), style);
+                    assert_eq!(parsed, Err(BadReply::ChunkLength { kind, len }), "{style:?}");
+                }
+            }
+            let parse = |kind, payload: &[u8]| {
+                ReplyHead::parse(&chunk_bytes(style, (chunk::DONE, kind), payload.len() as u64, payload), style)
+            };
+            assert_eq!(parse(99, b"").map(drop), Err(BadReply::ChunkType(99)));
+            assert_eq!(parse(chunk::ERROR, &[0; 6]).map(drop), Err(BadReply::Unfit), "an error without a number");
+            let longest = [&[0, 0, 0, 28][..], &vec![0; MAX_SMALL_PAYLOAD - 4]].concat();
+            assert!(parse(chunk::ERROR, &longest).is_ok_and(|head| head.is_some()));
+            let others = [ReplyStyle::Simple, ReplyStyle::Structured, ReplyStyle::Extended];
+            for wrong in others.into_iter().filter(|other| *other != style) {
+                let bytes = chunk_bytes(style, (chunk::DONE, chunk::NONE), 0, b"");
+                assert!(matches!(ReplyHead::parse(&bytes, wrong), Err(BadReply::Magic(_))), "{wrong:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn simple_replies_have_an_error_number_and_a_cookie() {
+        let bytes = |error: u32| {
+            [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &error.to_be_bytes(), &COOKIE.to_be_bytes(), b"more"].concat()
+        };
+        for (error, content) in [(0, Content::Success), (28, Content::Error(28))] {
+            for style in [ReplyStyle::Simple, ReplyStyle::Structured] {
+                let head = ReplyHead { cookie: COOKIE, is_last: true, request_offset: None, content };
+                assert_eq!(ReplyHead::parse(&bytes(error), style), Ok(Some((head, 16))));
+                for cut in 0..16 {
+                    assert_eq!(ReplyHead::parse(&bytes(error)[..cut], style), Ok(None));
+                }
+            }
+            assert_eq!(ReplyHead::parse(&bytes(error), ReplyStyle::Extended), Err(BadReply::Magic(SIMPLE_REPLY_MAGIC)));
+        }
+    }
+
+    #[test]
+    fn options_have_their_names_behind_the_lengths() {
+        assert_eq!(go_data(b"vol", &[3, 1]), [0, 0, 0, 3, b'v', b'o', b'l', 0, 2, 0, 3, 0, 1]);
+        assert_eq!(context_data(b"v", b"ab"), [0, 0, 0, 1, b'v', 0, 0, 0, 1, 0, 0, 0, 2, b'a', b'b']);
+    }
 }

@@ -28,6 +28,8 @@ struct Session {
     rest: std::ops::Range<usize>,
     /// Plaintext that rustls has.
     plaintext: usize,
+    /// Whether the peer has said that nothing follows that plaintext.
+    has_ended: bool,
 }
 
 impl Link {
@@ -149,14 +151,20 @@ impl Session {
     fn new(mut connection: Connection) -> Box<Self> {
         connection.set_buffer_limit(Some(UNSENT));
         // Behind the handshake, more may have arrived. An error comes back with what is received next.
-        let plaintext = connection.process_new_packets().map_or(0, |state| state.plaintext_bytes_to_read());
-        Box::new(Self { connection, received: vec![0; RECEIVED].into(), rest: 0..0, plaintext })
+        let state = connection.process_new_packets();
+        let (plaintext, has_ended) =
+            state.map_or((0, false), |state| (state.plaintext_bytes_to_read(), state.peer_has_closed()));
+        Box::new(Self { connection, received: vec![0; RECEIVED].into(), rest: 0..0, plaintext, has_ended })
     }
 
     /// Decrypts until there is plaintext, with at most one call of the socket, and only if `from_socket`.
     fn fill(&mut self, socket: &OwnedFd, from_socket: bool) -> Result<Filled, Errno> {
         let mut may_receive = from_socket;
         while self.plaintext == 0 {
+            // That may have come with the last plaintext, and the socket tells nothing more.
+            if self.has_ended {
+                return Ok(Filled::End);
+            }
             if self.rest.is_empty() {
                 // Records without content would never end.
                 if !std::mem::take(&mut may_receive) {
@@ -179,9 +187,7 @@ impl Session {
                 return Err(Errno::PROTO);
             };
             self.plaintext = state.plaintext_bytes_to_read();
-            if taken == 0 || state.peer_has_closed() && self.plaintext == 0 {
-                return Ok(Filled::End);
-            }
+            self.has_ended = state.peer_has_closed();
         }
         Ok(Filled::Plaintext)
     }
@@ -256,3 +262,6 @@ impl Write for Raw<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

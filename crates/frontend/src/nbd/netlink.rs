@@ -114,7 +114,6 @@ impl Socket {
         let flags = SocketFlags::CLOEXEC;
         let protocol = Some(netlink::GENERIC);
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
         let mut opened = Self { socket, family: CONTROL };
         let name = [family.as_bytes(), &[0]].concat();
         let asked = Attributes::default().with(FAMILY_NAME, &name);

@@ -165,6 +165,11 @@ mod tests {
     }
 
     #[test]
+    fn server_has_places_for_a_quarter_of_its_clients_in_each_stage() {
+        assert_eq!(Places::new().max_of_stage, 128.min(descriptors::max_clients() / 4));
+    }
+
+    #[test]
     fn stages_take_no_places_of_each_other() {
         let places = places();
         let mut negotiating: Vec<_> = (0..MAX_OF_STAGE)

@@ -131,3 +131,6 @@ fn check_own(file: &Path, chain: &[CertificateDer<'static>]) -> Result<(), Certi
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -251,6 +251,20 @@ fn block_status_covers_range_or_its_start() {
 }
 
 #[test]
+fn block_status_that_fails_is_an_error_and_ends_its_request_alone() {
+    let store = FaultyStore::new(LEN);
+    let served = Served::new(device(store.clone(), 4096, READ_WRITE_DISCARD), rings()[0], 1);
+    for mode in [Mode::Structured, Mode::Extended] {
+        let mut client = Client::open(served.path(), mode);
+        store.set(Faults { bad_status: Some(inlock_engine::Errno::IO), ..Faults::default() });
+        assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).error, errno::IO);
+        store.set(Faults::default());
+        assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).extents, [(4096, 0)]);
+        client.disconnect();
+    }
+}
+
+#[test]
 fn block_status_with_simple_replies_is_refused() {
     let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1);
     let mut client = Client::open(served.path(), Mode::Simple);

@@ -2,6 +2,7 @@
 
 use crate::support::{Faults, FaultyStore, MIB, READ_WRITE_DISCARD, device, memory, pattern, store_len};
 use inlock_engine::{Access, BlockingDevice, Device};
+use inlock_frontend::fuse::loop_device::{LoopDevice, LoopError, LoopOptions};
 use inlock_frontend::fuse::mount::{FuseError, FuseMount, FuseOptions};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
@@ -253,4 +254,33 @@ fn failed_mount_leaves_nothing() {
     let missing = dir.path().join("none/volume");
     assert!(matches!(FuseMount::start(&device, &missing, &options), Err(FuseError::Mount { .. } | FuseError::NoFuse)));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn loop_device_is_attached_until_its_last_user_has_gone() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(MIB).unwrap();
+    let path = file.path().canonicalize().unwrap();
+    let mut options = LoopOptions::default();
+    options.block = 4096;
+    let mut device = match LoopDevice::attach(&path, &options) {
+        Err(LoopError::NoLoop) if std::path::Path::new("/dev/loop-control").exists() => panic!("there is one"),
+        Err(error) => return println!("SKIPPED: no loop device can be made here: {error}"),
+        Ok(device) => device,
+    };
+    let name = device.node().file_name().unwrap().to_owned();
+    let block =
+        std::fs::read_to_string(std::path::Path::new("/sys/block").join(&name).join("queue/logical_block_size"));
+    assert_eq!(block.unwrap().trim(), "4096");
+    assert_eq!(LoopDevice::all_on(&path), [device.clone()]);
+    let user = File::open(device.node()).unwrap();
+    for _ in 0..2 {
+        assert!(!device.detach().unwrap(), "it has a user");
+    }
+    assert!(device.is_attached());
+    drop(user);
+    inlock_tests::wait::eventually("the kernel detaches it", || device.is_attached(), |attached| !attached);
+    assert!(device.detach().unwrap() && !device.is_direct() && LoopDevice::all_on(&path).is_empty());
+    let mut device = LoopDevice::attach(&path, &options).unwrap();
+    assert!(device.detach().unwrap());
 }

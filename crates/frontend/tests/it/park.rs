@@ -14,6 +14,7 @@ use inlock_tests::random::Random;
 use inlock_tests::report::count;
 use inlock_tests::wait::eventually;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -253,6 +254,32 @@ fn clients_keep_what_they_negotiated() {
 }
 
 /// Threads of workers that end, the thread that watches clients, and clients in their handshake.
+/// Lets the writes of a store go on when dropped.
+struct Release(Arc<FaultyStore>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.set(Faults::default());
+    }
+}
+
+#[test]
+fn clients_of_an_export_are_spread_over_its_workers() {
+    let store = FaultyStore::new(LEN);
+    let exported = Exported::new(store.clone(), IoMode::Sync, 3);
+    store.set(Faults { hold_writes: true, ..Faults::default() });
+    let held = Release(Arc::clone(&store));
+    let mut clients = [(); 3].map(|()| exported.client());
+    for (client, offset) in clients.iter_mut().zip([0, 4096, 8192]) {
+        client.request(0, WRITE, offset, 4096).expect("it is sent");
+        client.send(&[1; 4096]).expect("it is sent");
+    }
+    let waiting = || store.waiting.load(Ordering::SeqCst);
+    eventually("each worker writes for one client", waiting, |number| *number == 3);
+    drop(held);
+    exported.server.stop().expect("it stops");
+}
+
 #[test]
 fn device_is_free_when_a_server_has_stopped() {
     /// NBD_OPT_INFO

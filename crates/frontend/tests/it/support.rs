@@ -5,7 +5,7 @@ use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{Geometry, StoreProfile};
-use inlock_engine::{Access, BackingStore, BlockingDevice, Device};
+use inlock_engine::{Access, BackingStore, BlockStatus, BlockingDevice, Device};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerError, ServerOptions};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -145,6 +145,8 @@ pub(crate) struct Faults {
     pub(crate) bad_writes: Option<(Range<u64>, Errno)>,
     /// The next sync.
     pub(crate) bad_sync: Option<Errno>,
+    /// Every block status.
+    pub(crate) bad_status: Option<Errno>,
     /// Writes block.
     pub(crate) hold_writes: bool,
 }
@@ -241,5 +243,12 @@ impl BackingStore for FaultyStore {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.inner.discard(offset, len)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        match self.faults.lock().expect("no test panics with it").bad_status {
+            Some(errno) => Err(errno),
+            None => self.inner.block_status(offset, len),
+        }
     }
 }

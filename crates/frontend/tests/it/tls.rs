@@ -175,9 +175,13 @@ impl Secure {
         let mut rest = Vec::new();
         let ended = self.stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{} bytes", rest.len());
-        let is_late = ended.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        assert!(!is_late, "the connection stays open");
+        assert!(!ended.is_err_and(|error| is_late(error.kind())), "the connection stays open");
     }
+}
+
+/// Whether a client has waited for longer than it may have to.
+fn is_late(error: ErrorKind) -> bool {
+    matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
 fn quick() -> Limits {
@@ -246,10 +250,25 @@ fn options_before_tls_get_the_replies_of_the_mode() {
     plain.go(b"").unwrap();
 }
 
+/// What a client has not sent is not taken for zeroes.
+#[test]
+fn option_of_a_client_that_ends_within_it_gets_no_reply() {
+    let served = Secured::new(TlsMode::Required, Limits::default());
+    for option in [option_bytes(option::LIST, &[0; 6]), option_bytes(option::GO, &go_data(b"", &[]))] {
+        for len in [option.len() - 1, option.len() - 6, 3] {
+            let mut plain = served.greet();
+            plain.send(&option[..len]).unwrap();
+            plain.stream.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(plain.expect_closed().unwrap(), 0, "{len} bytes");
+        }
+    }
+}
+
 /// The attacker is between client and server, and sends plaintext in the client's name.
 #[test]
 fn plaintext_behind_starttls_is_never_an_option_or_a_request() {
-    let served = Secured::new(TlsMode::Required, Limits::default());
+    // No limit of time ends a handshake that has failed.
+    let served = Secured::new(TlsMode::Required, limits(10 * TIMEOUT, TIMEOUT, TIMEOUT));
     let before = served.contents();
     let go = option_bytes(option::GO, &go_data(b"", &[]));
     let write = [&request_bytes(Mode::Simple, 0, WRITE, 1, 0, 512)[..], &[7; 512]].concat();
@@ -279,7 +298,9 @@ fn plaintext_behind_starttls_is_never_an_option_or_a_request() {
             let asked = secure.stream.write_all(&option_bytes(option::LIST, b""));
             let replied = asked.and_then(|()| secure.stream.read_exact(&mut replies));
             let error = replied.expect_err(what).kind();
-            assert!(!matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{what}: the connection stays open");
+            assert!(!is_late(error), "{what}: nothing is said");
+            let ended = secure.stream.sock.read_to_end(&mut Vec::new());
+            assert!(!ended.is_err_and(|error| is_late(error.kind())), "{what}: the connection stays open");
         }
     }
     assert!(served.contents() == before, "a write was made");
@@ -381,6 +402,23 @@ fn client_that_only_stops_sending_gets_its_replies() {
         client.expect_end();
     }
     assert_eq!(served.contents()[100..103], *b"end");
+}
+
+#[test]
+fn client_that_says_its_end_with_its_last_request_is_disconnected() {
+    let served = Secured::new(TlsMode::Required, Limits::default());
+    let mut client = served.client();
+    let request = request_bytes(Mode::Simple, 0, READ, 1, 0, 4096);
+    client.stream.conn.writer().write_all(&request).unwrap();
+    client.stream.conn.send_close_notify();
+    // In one piece, so that the server decrypts both at once. The socket stays open in both directions.
+    let mut records = Vec::new();
+    while client.stream.conn.wants_write() {
+        client.stream.conn.write_tls(&mut records).unwrap();
+    }
+    client.stream.sock.write_all(&records).unwrap();
+    assert_eq!(client.reply(4096).unwrap(), served.contents()[..4096]);
+    client.expect_end();
 }
 
 #[test]

@@ -159,3 +159,19 @@ fn attempt(file: &File, party: Party) -> Result<Attempt> {
     let is_free = || range::is_free(file, others, excluding);
     Ok(if matches!(taken, Attempt::Taken(_)) && !is_free() { Attempt::Busy } else { taken })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other versions of the program use the same names.
+    #[test]
+    fn name_of_a_volume_has_sixteen_bytes_of_its_salt() {
+        let name = |len: usize| VolumeName::new("UUID 1".to_owned(), &[0xab; 64][..len]).file();
+        assert_eq!(name(0), "vUUID_201-");
+        assert_eq!(name(3), "vUUID_201-ababab");
+        for len in [16, 17, 32] {
+            assert_eq!(name(len), format!("vUUID_201-{}", "ab".repeat(16)), "{len}");
+        }
+    }
+}

@@ -16,6 +16,12 @@ use inlock_volume::luks2::{self, FormatOptions};
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 use zeroize::Zeroizing;
 
+mod export;
+mod locks;
+mod remote;
+mod steps;
+mod tokens;
+
 const PASSPHRASE: &str = "correct";
 
 /// An image with a LUKS2 header and 1 MiB of data.

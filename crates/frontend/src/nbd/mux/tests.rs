@@ -25,6 +25,10 @@ struct Watched {
     nbd: NbdFrontend,
     wait: Wait,
     elsewhere: Vec<Buffer>,
+    /// Each wait for a message seems to have taken an hour, and limits are checked in each turn.
+    is_slow: bool,
+    /// It goes on whenever all receives are cancelled, as if a message had come in that moment.
+    is_called_back: bool,
 }
 
 /// Message of the tests.
@@ -32,13 +36,26 @@ enum Told {
     Nbd(Message),
     /// Take all buffers out of the pool.
     EmptyPool,
+    /// Let waits seem to take an hour.
+    BeSlow,
+    /// Rest at once, and go on instead of leaving.
+    Rest,
 }
 
 impl Frontend for Watched {
     type Message = Told;
 
     fn on_message(&mut self, cx: &mut Context<'_>, message: Told) {
+        if self.is_slow {
+            self.nbd.now = Instant::now().checked_sub(Duration::from_secs(3600)).unwrap();
+        }
         match message {
+            Told::BeSlow => self.is_slow = true,
+            Told::Rest => {
+                let fresh = NbdFrontend::new(Arc::clone(&self.nbd.export), Arc::default(), self.nbd.limits);
+                self.nbd = std::mem::replace(&mut self.nbd, fresh).with_rest(Duration::ZERO);
+                self.is_called_back = true;
+            }
             Told::Nbd(message) => self.nbd.on_message(cx, message),
             Told::EmptyPool => self.elsewhere.extend(std::iter::from_fn(|| cx.pool.take(1, 1))),
         }
@@ -57,6 +74,13 @@ impl Frontend for Watched {
     }
 
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        if self.is_slow {
+            self.nbd.next_scan = Instant::now();
+        }
+        let is_receiving = |connection: &Connection| connection.session.is_receiving();
+        if self.is_called_back && !self.nbd.connections.iter().flatten().any(is_receiving) {
+            self.nbd.stay_if_leaving();
+        }
         let (flow, wait) = self.nbd.end_turn(cx);
         self.wait = wait;
         (flow, Wait::No)
@@ -93,7 +117,7 @@ impl Fixture {
             preferred_block: 4096,
         };
         let nbd = NbdFrontend { throttle, ..NbdFrontend::new(Arc::new(export), Arc::default(), limits) };
-        let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
+        let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new(), is_slow: false, is_called_back: false };
         let worker = Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), pool, watched);
         Self { mailbox: worker.mailbox(), device, worker, begun: Instant::now() }
     }
@@ -310,6 +334,30 @@ fn client_that_holds_memory_and_takes_no_replies_is_dropped_while_another_waits(
     assert!(fixture.clients_left(0) < 2);
 }
 
+#[test]
+fn new_client_is_not_late_because_the_worker_has_waited_for_long() {
+    let limits = Limits { handshake: Duration::from_secs(1800), ..Limits::default() };
+    let mut fixture = Fixture::with_limits(limits);
+    fixture.mailbox.post(Told::BeSlow);
+    let _client = fixture.greeted();
+    (0..10).for_each(|_| fixture.turn());
+    assert!(fixture.nbd().connections[0].as_ref().is_some_and(|connection| !connection.is_dropped));
+}
+
+#[test]
+fn clients_of_a_worker_that_goes_on_instead_of_resting_are_received_from() {
+    let mut fixture = Fixture::new();
+    let mut clients = [(); 3].map(|()| fixture.connected());
+    fixture.mailbox.post(Told::Rest);
+    for _ in 0..20 {
+        (0..5).for_each(|_| fixture.turn());
+        for client in &mut clients {
+            client.command(command::FLUSH, 0);
+            fixture.run_until(&mut [client], REPLY_LEN);
+        }
+    }
+}
+
 /// Returns limits of bytes in flight.
 fn in_flight(bytes: u64) -> (Arc<SharedLimits>, Arc<Throttle>) {
     let limits = ExportLimits { in_flight: Some(bytes), ..ExportLimits::default() };
@@ -353,6 +401,29 @@ fn clients_at_the_limit_of_bytes_in_flight_are_served_in_turn() {
     fixture.run_until(&mut [first], BACKLOG * (REPLY_LEN + 4096));
 }
 
+/// A client that waits for many bytes gets its part, though others take a few as soon as some come back.
+#[test]
+fn long_read_gets_its_part_of_bytes_in_flight_next_to_many_short_ones() {
+    const AHEAD: usize = 100;
+    const SHORT_REPLY: usize = REPLY_LEN + 4096;
+    let (_shared, throttle) = in_flight(3 * (64 << 10));
+    let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
+    let [mut long, mut others @ ..] = [(); 3].map(|()| fixture.connected());
+    long.command(command::READ, READ_LEN);
+    let mut sent = [0; 2];
+    while long.received.len() < READ_LEN as usize {
+        for (client, sent) in others.iter_mut().zip(&mut sent) {
+            let wanted = AHEAD + client.received.len() / SHORT_REPLY;
+            (*sent..wanted).for_each(|_| client.command(command::READ, 4096));
+            *sent = wanted;
+        }
+        fixture.turn();
+        others.iter_mut().chain([&mut long]).for_each(Client::take);
+    }
+    let lens = others.map(|client| client.received.len());
+    assert!(lens.iter().all(|len| *len < 2 * READ_LEN as usize), "{lens:?} bytes of others");
+}
+
 #[test]
 fn turn_after_the_limit_is_not_waited_for() {
     let (shared, throttle) = in_flight(1);
@@ -369,6 +440,27 @@ fn turn_after_the_limit_is_not_waited_for() {
     fixture.turn();
     assert!(!fixture.nbd().throttled.is_some);
     fixture.run_until(&mut [&mut client], REPLY_LEN + READ_LEN as usize + REPLY_LEN + 4096);
+}
+
+#[test]
+fn worker_waits_no_longer_than_until_the_turn_of_a_client_at_a_rate() {
+    let limits = ExportLimits { operations: Some(2000), ..ExportLimits::default() };
+    let throttle = Throttle::new(&SharedLimits::new(limits, 1, Instant::now()));
+    let mut fixture = Fixture::throttled(Limits::default(), Some(throttle));
+    let mut client = fixture.connected();
+    (0..200).for_each(|_| client.command(command::FLUSH, 0));
+    let mut waits = 0;
+    while client.received.len() < 200 * REPLY_LEN {
+        fixture.turn();
+        client.take();
+        let (nbd, wait) = (fixture.nbd(), fixture.worker.front().wait);
+        if let (Some(turn), Wait::Until(time)) = (nbd.throttled.until, wait) {
+            waits += 1;
+            let ends = [turn, nbd.next_scan, nbd.next_departure_scan];
+            assert_eq!(time, ends.into_iter().min().unwrap().saturating_duration_since(nbd.now));
+        }
+    }
+    assert!(waits > 0);
 }
 
 /// Clients that take no replies hold all that they may, and one that comes later is served a piece at a time.
