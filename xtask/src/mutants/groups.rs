@@ -97,6 +97,7 @@ const RBD_STORE: Tests = Tests {
 };
 const OPEN: Tests =
     Tests { build: &["--package", "inlock-open", "--lib", "--test", "it"], directory: "crates/open", left_out: &[] };
+const SERVE: Tests = Tests { build: &["--package", "inlock-serve", "--lib"], directory: "crates/serve", left_out: &[] };
 const CLI: Tests = Tests {
     build: &["--package", "inlock-cli", "--bin", "inlock", "--test", "it"],
     directory: "crates/cli",
@@ -239,7 +240,12 @@ pub(super) const GROUPS: [Group; 10] = [
         ],
         tests: &[OPEN, CLI],
     },
-    Group { name: "cli", directory: "crates/cli", files: &["many/"], tests: &[CLI] },
+    Group {
+        name: "serve",
+        directory: "crates/serve",
+        files: &["attached.rs", "control/", "log.rs", "many/"],
+        tests: &[SERVE, CLI],
+    },
 ];
 
 impl Group {

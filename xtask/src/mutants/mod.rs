@@ -269,7 +269,7 @@ mod tests {
                 "integrity",
                 "rbd-store",
                 "open",
-                "cli"
+                "serve"
             ]
         );
         let wanted = parse(&["frontend", "--sample", "300", "netlink"]).unwrap();

@@ -119,9 +119,12 @@ fn status_shows_one_volume() {
     assert_eq!((&open["key_present"], &open["threads"]), (&true.into(), &1.into()));
     assert!(open["latency_ns"]["total"]["count"].as_u64().unwrap() > 0, "{open}");
     let text = many.control(&["status", "a"]);
-    for words in
-        ["a is active.\n  type:    LUKS2\n", "  served:  nbd nbd+unix:///a?socket=", " 1 writes (8192 bytes)", "clients: 1 of 16\n"]
-    {
+    for words in [
+        "a is active.\n  type:    LUKS2\n",
+        "  served:  nbd nbd+unix:///a?socket=",
+        " 1 writes (8192 bytes)",
+        "clients: 1 of 16\n",
+    ] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
     // The rates of open volumes.
