@@ -54,7 +54,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
 ];
 
 /// Further arrows for tests only.
-const ALLOWED_IN_TESTS: [(&str, &str); 17] = [
+const ALLOWED_IN_TESTS: [(&str, &str); 18] = [
     // Tests search the memory of a process for keys.
     ("integrity", "tests"),
     // Tests wait for other threads.
