@@ -204,6 +204,8 @@ pub enum ErrorKind {
     RemovedIntegrity,
     /// Integrity protection on zones.
     IntegrityOnZones,
+    /// The program has stopped a wipe, which can be continued.
+    WipeStopped,
     /// Holes cannot read as zeroes.
     NoHoles,
 

@@ -69,6 +69,7 @@ pub mod trusted;
 pub mod unlocked;
 pub mod verity;
 pub mod verity_table;
+pub mod wipe;
 pub mod zones;
 
 pub use error::{Error, ErrorKind, Result};

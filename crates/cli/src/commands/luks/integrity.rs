@@ -13,7 +13,7 @@ use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, Volume
 use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
 use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
-use crate::commands::wipe::{fill_of, resume, wipe};
+use crate::commands::wipe::{fill_of, resume, watch};
 use crate::error::CliError;
 use crate::host::context;
 use crate::ui::progress::Show;
@@ -22,6 +22,7 @@ use inlock_open::device::Device;
 use inlock_open::integrity::cannot_use;
 use inlock_open::open;
 use inlock_open::source::{NoJournal, OpenOptions};
+use inlock_open::wipe::wipe;
 
 /// A volume whose wipe was interrupted.
 pub(super) struct ResumeArgs {
@@ -143,7 +144,8 @@ impl Placed<'_> {
         );
         let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), self.protection.spec.metadata_len())?;
         let show = self.protection.show;
-        wipe(image, self.stores, IntegrityOpenOptions::new(Mode::Direct), 0, (fill, Some(&sealing)), show)
+        let options = IntegrityOpenOptions::new(Mode::Direct);
+        watch(image, fill, show, |watch| wipe(image, self.stores, options, 0, (fill, Some(&sealing)), watch))
     }
 }
 
