@@ -26,6 +26,7 @@
 pub mod any_cipher;
 pub mod backing;
 mod contents;
+pub mod create;
 pub mod device;
 pub mod durable;
 pub mod edit;
