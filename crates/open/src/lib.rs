@@ -17,6 +17,7 @@
 //!
 //! [`open()`] takes a volume from [`OpenOptions`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
 //! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
+//! [`create::NewVolume`] creates a LUKS volume.
 //!
 //! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
 //! nobody: that is the [`host::Host`]. Its errors have neither exit status nor hint ([`error::ErrorKind`]).
