@@ -1,34 +1,4 @@
 //! Creating a LUKS volume, in steps between which a program warns, asks, and reads a passphrase.
-//!
-//! ```
-//! use inlock_engine::{Access, BlockingDevice, store::file::IoMode};
-//! use inlock_open::create::{CreateOptions, NewVolume};
-//! use inlock_open::{Context, KeySource, OpenOptions, Settings, host::Silent, open};
-//! use inlock_volume::{KdfKind, KdfRequest, Secret};
-//! use std::ops::ControlFlow;
-//!
-//! # let directory = tempfile::tempdir()?;
-//! # let image = directory.path().join("disk.img");
-//! std::fs::File::create_new(&image)?.set_len(32 << 20)?;
-//! let context = Context::new(Silent, Settings::default());
-//! let mut options = CreateOptions::luks2(&image);
-//! // Cheap: for a key of high entropy. The default makes guessing a passphrase expensive.
-//! options.kdf = KdfRequest::new(KdfKind::Pbkdf2);
-//! options.kdf.forced_iterations = Some(1000);
-//! let volume = NewVolume::prepare(&context, &options)?;
-//! volume.create(&Secret::new(b"passphrase".to_vec()), None, |_| ControlFlow::Continue(()))?;
-//!
-//! let options = OpenOptions::luks(&image, KeySource::bytes("passphrase"));
-//! let volume = open(&context, &options, true, None)?.into_device(IoMode::Auto, Access::default())?;
-//! let device = BlockingDevice::new(volume.device.clone());
-//! device.write_at(&[1; 512], 0)?;
-//! device.flush()?;
-//! let mut sector = [0; 512];
-//! device.read_at(&mut sector, 0)?;
-//! assert_eq!(sector, [1; 512]);
-//! volume.check_writes(Ok::<(), inlock_open::Error>(()))?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod format;
 mod integrity;
@@ -58,6 +28,36 @@ use crate::wipe::Wiped;
 use crate::zones;
 
 /// A volume that can be created: its devices are open and locked, and have room for it.
+///
+/// ```
+/// use inlock_engine::{Access, BlockingDevice, store::file::IoMode};
+/// use inlock_open::create::{CreateOptions, NewVolume};
+/// use inlock_open::{Context, KeySource, OpenOptions, Settings, host::Silent, open};
+/// use inlock_volume::{KdfKind, KdfRequest, Secret};
+/// use std::ops::ControlFlow;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let image = directory.path().join("disk.img");
+/// std::fs::File::create_new(&image)?.set_len(32 << 20)?;
+/// let context = Context::new(Silent, Settings::default());
+/// let mut options = CreateOptions::luks2(&image);
+/// // Cheap: for a key of high entropy. The default makes guessing a passphrase expensive.
+/// options.kdf = KdfRequest::new(KdfKind::Pbkdf2);
+/// options.kdf.forced_iterations = Some(1000);
+/// let volume = NewVolume::prepare(&context, &options)?;
+/// volume.create(&Secret::new(b"passphrase".to_vec()), None, |_| ControlFlow::Continue(()))?;
+///
+/// let options = OpenOptions::luks(&image, KeySource::bytes("passphrase"));
+/// let volume = open(&context, &options, true, None)?.into_device(IoMode::Auto, Access::default())?;
+/// let device = BlockingDevice::new(volume.device.clone());
+/// device.write_at(&[1; 512], 0)?;
+/// device.flush()?;
+/// let mut sector = [0; 512];
+/// device.read_at(&mut sector, 0)?;
+/// assert_eq!(sector, [1; 512]);
+/// volume.check_writes(Ok::<(), inlock_open::Error>(()))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct NewVolume {
     // Before the locks, under which an unused file is removed.
     new_file: NewFile,
