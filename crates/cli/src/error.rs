@@ -8,7 +8,6 @@ mod kinds;
 mod running;
 
 use std::io;
-use std::path::{Path, PathBuf};
 
 use inlock_nbd_store::OpenError;
 use inlock_open::{Error, ErrorKind};
@@ -55,10 +54,6 @@ pub(crate) enum CliError {
     Usage { text: String, action: Option<&'static str> },
     #[error("{message}")]
     Refused { message: String, hint: &'static str },
-    #[error("The new volume is refused: {error}.")]
-    PolicyOfNew { error: PolicyError },
-    #[error("Device {} is too small.", .path.display())]
-    TooSmall { path: PathBuf, len: u64, needed: u64 },
     #[error("Nothing to read on input.")]
     NothingToRead,
     /// Message, hint and status, such as those of another process of Inlock.
@@ -105,7 +100,6 @@ impl CliError {
     fn status(&self) -> Status {
         match self {
             Self::Declined(_) => Status::Permission,
-            Self::PolicyOfNew { error } => status_of_policy(error),
             Self::Remote(_, _, status) | Self::Silent(status) => *status,
             _ => Status::Wrong,
         }
@@ -117,12 +111,6 @@ impl CliError {
             Self::Usage { action: None, .. } => "run `inlock --help` to list actions and options".to_owned(),
             Self::Refused { hint, .. } => (*hint).to_owned(),
             Self::NothingToRead => "pass the passphrase on standard input or with --key-file".to_owned(),
-            Self::TooSmall { path, len, needed } => {
-                format!("enlarge it from {len} to at least {needed} bytes: truncate -s SIZE {}", path.display())
-            }
-            Self::PolicyOfNew { error } => {
-                return hint_of_policy(error).map(|hint| hint.replace("to open it", "to create it"));
-            }
             Self::Remote(_, hint, _) => return hint.clone(),
             _ => return None,
         })
@@ -360,20 +348,6 @@ fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
     }
 }
 
-/// Explains why a volume cannot be created.
-pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::Error {
-    let path = path.to_owned();
-    move |error| match error {
-        FormatError::DeviceTooSmall { needed, len } => CliError::TooSmall { path, len, needed }.into(),
-        FormatError::Policy(error) => CliError::PolicyOfNew { error }.into(),
-        FormatError::InvalidOption { option: "uuid", .. } => {
-            Error::new(ErrorKind::InvalidUuid, "Wrong LUKS UUID format provided.").into()
-        }
-        FormatError::InvalidOption { option, reason } => CliError::usage(format!("Option --{option}: {reason}.")),
-        error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
-    }
-}
-
 fn status_of_policy(error: &PolicyError) -> Status {
     match error {
         PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
@@ -396,6 +370,8 @@ pub(crate) fn message_of(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::{Path, PathBuf};
+
     use anyhow::anyhow;
     use inlock_open::error::cannot_open;
     use inlock_serve::Error as Running;
@@ -422,7 +398,7 @@ mod tests {
             (Error::not_luks(&path, None).into(), Status::Wrong),
             (of_kind(ErrorKind::HeaderLocked), Status::Busy),
             (of_kind(ErrorKind::InUse), Status::Busy),
-            (CliError::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
+            (Error::too_small(&path, 1, 2).into(), Status::Wrong),
             (Running::NameInUse { name: "x".to_owned(), pid: None }.into(), Status::Busy),
             (Running::Inactive { name: "x".to_owned() }.into(), Status::Device),
             (Running::Gone { name: "x".to_owned() }.into(), Status::Device),

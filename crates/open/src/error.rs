@@ -96,6 +96,12 @@ impl Error {
         Self::new(ErrorKind::ReadOnly, text).about(path)
     }
 
+    /// The device has `len` bytes, and needs more.
+    pub fn too_small(path: &Path, len: u64, needed: u64) -> Self {
+        let text = format!("Device {} is too small.", path.display());
+        Self::new(ErrorKind::TooSmall { len, needed }, text).about(path)
+    }
+
     /// The name is that of another kind of file.
     pub(crate) fn not_a_device(path: &Path) -> Self {
         let text = format!("Device {} is neither a regular file nor a block device.", path.display());

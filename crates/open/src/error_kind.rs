@@ -22,6 +22,13 @@ pub enum ErrorKind {
     },
     /// The name is neither that of a regular file nor of a block device.
     NotADevice,
+    /// The device is too small.
+    TooSmall {
+        /// Its length in bytes.
+        len: u64,
+        /// The length in bytes that it needs.
+        needed: u64,
+    },
     /// The device cannot be written.
     ReadOnly,
     /// The device is mounted, or part of another device.
@@ -53,6 +60,8 @@ pub enum ErrorKind {
     },
     /// The name of an image of Ceph RBD cannot be used.
     ImageName,
+    /// The image of Ceph RBD has a journal, which encrypted images cannot have.
+    JournaledImage,
     /// The server of an export cannot flush.
     NoFlush,
     /// The device is not on this host.
@@ -78,10 +87,14 @@ pub enum ErrorKind {
     EncryptedClone,
     /// The volume is refused by the policy.
     AgainstPolicy,
+    /// A new volume is refused by the policy.
+    NewAgainstPolicy,
     /// A file with a policy is too long.
     PolicyTooLong,
     /// A file with a policy has a fault.
     PolicyFile,
+    /// The device for a detached header is that with the data.
+    SameHeaderDevice,
     /// The header lies in the payload.
     HeaderInPayload,
     /// The file has a detached header and no payload.
@@ -96,6 +109,8 @@ pub enum ErrorKind {
     UnitMisfit,
     /// The header was replaced or changed by another program.
     HeaderChanged,
+    /// The header that a new volume was to replace was changed by another program.
+    ReplacedHeaderChanged,
 
     /// No keyslot opens with the passphrase.
     NoKey,
@@ -117,7 +132,7 @@ pub enum ErrorKind {
     NoFreeKeyslot,
     /// There is no space for the key material of another keyslot.
     NoFreeArea,
-    /// An option of a change is not valid.
+    /// An option of a change, or of a new volume, is not valid.
     InvalidOption,
     /// The UUID is not one.
     InvalidUuid,
@@ -203,7 +218,12 @@ pub enum ErrorKind {
     /// A LUKS header without integrity protection is before a superblock of dm-integrity.
     RemovedIntegrity,
     /// Integrity protection on zones.
-    IntegrityOnZones,
+    IntegrityOnZones {
+        /// Whether the volume was to be created.
+        is_new: bool,
+    },
+    /// The program has stopped a wipe, which can be continued.
+    WipeStopped,
     /// Holes cannot read as zeroes.
     NoHoles,
 

@@ -17,6 +17,7 @@
 //!
 //! [`open()`] takes a volume from [`OpenOptions`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
 //! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
+//! [`create::NewVolume`] creates a LUKS volume.
 //!
 //! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
 //! nobody: that is the [`host::Host`]. Its errors have neither exit status nor hint ([`error::ErrorKind`]).
@@ -27,6 +28,7 @@ pub mod any_cipher;
 pub mod backing;
 pub mod config;
 mod contents;
+pub mod create;
 pub mod device;
 pub mod durable;
 pub mod edit;
@@ -70,6 +72,7 @@ pub mod trusted;
 pub mod unlocked;
 pub mod verity;
 pub mod verity_table;
+pub mod wipe;
 pub mod zones;
 
 pub use config::OpenConfig;

@@ -229,7 +229,7 @@ fn unlock_luks(
     let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
     if is_authenticated && data.zones.is_some() {
         return Err(Error::new(
-            ErrorKind::IntegrityOnZones,
+            ErrorKind::IntegrityOnZones { is_new: false },
             format!("Device {} is zoned, and its volume has integrity protection.", data.path.display()),
         ));
     }

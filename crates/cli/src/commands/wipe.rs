@@ -1,103 +1,67 @@
-//! Writing the first data and tags of a dm-integrity volume, or marks in their place, with progress. An interrupted
-//! wipe is continued.
+//! Writing the first data and tags of a dm-integrity volume: its progress, and its end by a signal.
 
-use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 
-use anyhow::Context;
-use inlock_integrity::{Fill, IntegrityDevice, IntegrityStore, OpenOptions, Sealing, Stores};
+use inlock_integrity::Fill;
 
 use crate::args::options::Options;
 use crate::error::CliError;
 use crate::system::signals;
 use crate::ui::print::{print, print_stderr};
 use crate::ui::progress::{Progress, Show};
-use inlock_open::integrity::cannot_use;
+use inlock_open::ErrorKind;
 use inlock_open::unlocked::LockedStores;
+use inlock_open::wipe::{self, Wiped};
 
-/// Most threads that write.
-const THREADS: usize = 4;
-
-/// Writes zeroes with their tags to all blocks from sector `from`, or marks these as never written. `options` open the
-/// volume directly. `sealing`: `None` with internal tags.
-pub(super) fn wipe(
+/// Runs what wipes, if it comes to that: shows its progress, and stops it at a signal.
+pub(super) fn watch<T>(
     image: &Path,
-    stores: Stores,
-    options: OpenOptions,
-    from: u64,
-    (fill, sealing): (Fill, Option<&Sealing>),
+    fill: Fill,
     show: Show,
-) -> anyhow::Result<()> {
-    let device = IntegrityDevice::open(stores, options).map_err(cannot_use(image))?;
-    let total = device.layout().provided_data_sectors;
-    let caught = signals::catch()?;
-    let mut progress = Progress::start(show, image, Some((total - from) * 512), false);
-    let (mut at, mut signal) = (from, None);
-    let report = |sector| {
-        progress.add((sector - at) * 512);
-        at = sector;
+    run: impl FnOnce(&mut dyn FnMut(Wiped) -> ControlFlow<()>) -> inlock_open::Result<T>,
+) -> anyhow::Result<T> {
+    let (mut running, mut done) = (None, 0);
+    let (mut signal, mut failed) = (None, None);
+    let result = run(&mut |now: Wiped| {
+        let Some((caught, progress)) = &mut running else {
+            match signals::catch() {
+                Ok(caught) => running = Some((caught, Progress::start(show, image, Some(now.total), false))),
+                Err(error) => failed = Some(error),
+            }
+            return if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        };
+        progress.add(now.done - done);
+        done = now.done;
         signal = caught.take();
         if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let reached = match (fill, sealing) {
-        (Fill::Marks, _) => device.mark_never_written(from, threads(), sealing.and_then(Sealing::marks), report),
-        (Fill::Zeroes, Some(sealing)) => {
-            device.wipe(from, threads(), |sector, data, tags| sealing.seal(sector, data, tags), report)
+    });
+    match (result, failed) {
+        (_, Some(error)) => Err(error.into()),
+        (Err(error), None) if error.kind() == ErrorKind::WipeStopped => {
+            drop(running);
+            let options = if fill == Fill::Marks { "--resume-wipe --integrity-lazy" } else { "--resume-wipe" };
+            print_stderr(format_args!("{error} Continue it with {options}."));
+            Err(CliError::Interrupted(signal.unwrap_or_default()).into())
         }
-        (Fill::Zeroes, None) => device.wipe(from, threads(), |_, _, _| Ok(()), report),
-    };
-    let reached = reached.map_err(std::io::Error::from);
-    let reached = reached.with_context(|| format!("cannot wipe device {}", image.display()))?;
-    if reached < total {
-        drop(progress);
-        return Err(interrupted(fill, signal));
+        (result, None) => {
+            let result = result?;
+            if let Some((_caught, progress)) = running {
+                progress.finish();
+            }
+            Ok(result)
+        }
     }
-    progress.finish();
-    device.close().map_err(std::io::Error::from).with_context(|| format!("cannot close {}", image.display()))
 }
 
 /// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read.
 pub(super) fn resume(image: &Path, stores: &LockedStores, fill: Fill, show: Show) -> anyhow::Result<()> {
-    let store = match (stores.layer.sealed(), stores.layer.integrity()) {
-        (Some((store, _)), _) => Arc::clone(store),
-        (None, Some(device)) => Arc::new(IntegrityStore::new(Arc::clone(device)).map_err(io::Error::from)?),
-        (None, None) => {
-            return Err(CliError::usage("Option --resume-wipe needs a volume with integrity protection."));
-        }
-    };
-    let total = store.device().layout().provided_data_sectors;
-    let caught = signals::catch()?;
-    let mut progress = Progress::start(show, image, Some(total * 512), false);
-    let (mut at, mut signal) = (0, None);
-    let filled = store.fill_unreadable(fill, threads(), |sector| {
-        progress.add((sector - at) * 512);
-        at = sector;
-        signal = caught.take();
-        if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    let filled = filled.map_err(io::Error::from).with_context(|| format!("cannot wipe device {}", image.display()))?;
-    if filled.reached < total {
-        drop(progress);
-        return Err(interrupted(fill, signal));
-    }
-    progress.finish();
+    let blocks = watch(image, fill, show, |watch| wipe::resume(image, stores, fill, watch))?;
     let now = if fill == Fill::Marks { "marked as never written" } else { "filled with zeroes" };
-    print(format_args!("{} blocks could not be read, and are {now}.\n", filled.blocks))
-}
-
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS)
+    print(format_args!("{blocks} blocks could not be read, and are {now}.\n"))
 }
 
 /// Returns what the options say.
 pub(super) fn fill_of(options: &Options) -> Fill {
     if options.integrity_lazy { Fill::Marks } else { Fill::Zeroes }
-}
-
-fn interrupted(fill: Fill, signal: Option<i32>) -> anyhow::Error {
-    let options = if fill == Fill::Marks { "--resume-wipe --integrity-lazy" } else { "--resume-wipe" };
-    print_stderr(format_args!("Wipe interrupted: later blocks cannot be read. Continue it with {options}."));
-    CliError::Interrupted(signal.unwrap_or_default()).into()
 }

@@ -35,7 +35,9 @@ pub(super) fn status(error: &Error) -> Option<Status> {
             Some(ImageError::Locked(_) | ImageError::LockedByHand) => Status::Busy,
             _ => Status::Device,
         },
-        ErrorKind::AgainstPolicy => cause::<PolicyError>(error).map_or(Status::Wrong, status_of_policy),
+        ErrorKind::AgainstPolicy | ErrorKind::NewAgainstPolicy => {
+            cause::<PolicyError>(error).map_or(Status::Wrong, status_of_policy)
+        }
         ErrorKind::Mounted
         | ErrorKind::InUse
         | ErrorKind::HeaderLocked
@@ -81,7 +83,14 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         }
         ErrorKind::NoExport => return cause::<OpenError>(error).and_then(hint_of_export).map(str::to_owned),
         ErrorKind::NoImage => return cause::<ImageError>(error).and_then(hint_of_image).map(str::to_owned),
+        ErrorKind::TooSmall { len, needed } => {
+            format!("enlarge it from {len} to at least {needed} bytes: truncate -s SIZE {path}")
+        }
         ErrorKind::AgainstPolicy => return cause::<PolicyError>(error).and_then(hint_of_policy).map(str::to_owned),
+        ErrorKind::NewAgainstPolicy => {
+            let hint = cause::<PolicyError>(error).and_then(hint_of_policy);
+            return hint.map(|hint| hint.replace("to open it", "to create it"));
+        }
         ErrorKind::NotLuks { found: Some(version), .. } => {
             format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
         }
@@ -154,6 +163,7 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ImageName => {
             "write rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:id=USER][:conf=FILE]; a file name begins with ./"
         }
+        ErrorKind::JournaledImage => "disable it: rbd feature disable POOL/IMAGE journaling",
         ErrorKind::NoFlush => "use --read-only, or a server with flushes (nbd-server: flush = true)",
         ErrorKind::NotOnThisHost => "copy it to a file or a block device, or open it with --table, which takes exports",
         ErrorKind::ServerBlocks { of_volume: true } => {
@@ -203,6 +213,7 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         }
         ErrorKind::PlainMisfit => "check --offset, --size and --sector-size against the length of the device",
         ErrorKind::UnitMisfit => "make the length of the image a multiple of its sector size: truncate -s SIZE",
+        ErrorKind::ReplacedHeaderChanged => "nothing was written; run `inlock luksDump` to see the header",
         ErrorKind::HeaderChanged => "nothing was changed; run `inlock luksDump` to see the header, and try again",
         ErrorKind::NoUsableKeyslot => "restore the header from a backup; all keyslots were erased",
         ErrorKind::WrongVolumeKey => "check the volume key; it belongs to another volume",
@@ -295,7 +306,8 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
             "restore the header from a backup; if the volume was formatted again without integrity protection, use \
              --allow-integrity-superblock until its first block is written"
         }
-        ErrorKind::IntegrityOnZones => {
+        ErrorKind::IntegrityOnZones { is_new: true } => "leave --integrity out, or use another device",
+        ErrorKind::IntegrityOnZones { is_new: false } => {
             "dm-integrity writes tags in place, which zones do not allow; use another device"
         }
         ErrorKind::NoHoles => "use --holes noise: a hole is then what it decrypts to, as in dm-crypt",

@@ -1,5 +1,7 @@
 //! Opening volumes as a program does that is not the command.
 
+mod create;
+
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

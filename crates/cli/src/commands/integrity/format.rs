@@ -9,7 +9,7 @@ use inlock_integrity::{Fill, FormatOptions, Marks, Mode, OpenOptions as Integrit
 
 use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
-use crate::commands::wipe::{fill_of, resume, wipe};
+use crate::commands::wipe::{fill_of, resume, watch};
 use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::warn;
@@ -23,6 +23,7 @@ use inlock_open::open;
 use inlock_open::path_text;
 use inlock_open::signatures;
 use inlock_open::source::OpenOptions;
+use inlock_open::wipe::wipe;
 
 /// Bytes of the new superblock, at the start of its device.
 const SUPERBLOCK_LEN: u64 = 4096;
@@ -117,7 +118,7 @@ impl FormatArgs {
             journal_cipher: options.journal_cipher,
             ..self.integrity.journal.apply(IntegrityOpenOptions::new(Mode::Direct))
         };
-        wipe(&self.image, stores, options, 0, (fill, None), self.show)
+        watch(&self.image, fill, self.show, |watch| wipe(&self.image, stores, options, 0, (fill, None), watch))
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
-use crate::commands::wipe::{fill_of, wipe};
+use crate::commands::wipe::{fill_of, watch};
 use crate::error::CliError;
 use crate::host::context;
 use crate::system::signals;
@@ -19,6 +19,7 @@ use crate::ui::progress::{Progress, Show};
 use inlock_open::device::OpenMode;
 use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
 use inlock_open::integrity_options::IntegrityOptions;
+use inlock_open::wipe::wipe;
 use inlock_serve::control::client::Client;
 use inlock_serve::control::name::Name;
 
@@ -104,7 +105,8 @@ impl ResizeArgs {
         }
         let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
         let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
-        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, (fill, None), self.show)
+        let options = OpenOptions { mode: Mode::Direct, ..options };
+        watch(&self.image, fill, self.show, |watch| wipe(&self.image, stores, options, before, (fill, None), watch))
     }
 }
 

@@ -10,10 +10,10 @@ use crate::error::{CliError, kind_of};
 use crate::header_file;
 use crate::host::context;
 use crate::ui::terminal;
-use inlock_open::ErrorKind;
 use inlock_open::header_access::HeaderAccess;
 use inlock_open::path_text;
 use inlock_open::signatures;
+use inlock_open::{Error, ErrorKind};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksHeaderRestore",
@@ -77,7 +77,7 @@ fn cannot_restore(path: &Path, file: &Path) -> impl FnOnce(RestoreError) -> anyh
     let (path, file) = (path.to_owned(), file.to_owned());
     move |error| {
         let (message, hint) = match error {
-            RestoreError::DeviceTooSmall { needed, len } => return CliError::TooSmall { path, len, needed }.into(),
+            RestoreError::DeviceTooSmall { needed, len } => return Error::too_small(&path, len, needed).into(),
             RestoreError::OtherKeyLength => (
                 "Data offset or key size differs on device and backup, restore failed.".to_owned(),
                 "the backup belongs to another volume; compare `inlock luksDump` of both",

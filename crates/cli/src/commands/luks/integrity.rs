@@ -1,25 +1,21 @@
-//! `luksFormat --integrity`: the dm-integrity volume below a LUKS2 volume, and its first tags.
+//! `luksFormat --integrity`: the options of integrity protection, and continuing to fill a volume.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context;
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{
-    Fill, FormatOptions, IntegrityError, Mode, OpenOptions as IntegrityOpenOptions, Sealing, Stores, format,
-};
-use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
+use inlock_integrity::Fill;
+use inlock_volume::AeadSpec;
 
 use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
 use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
-use crate::commands::wipe::{fill_of, resume, wipe};
+use crate::commands::wipe::{fill_of, resume};
 use crate::error::CliError;
 use crate::host::context;
 use crate::ui::progress::Show;
 use crate::values::integrity_in_header;
-use inlock_open::device::Device;
-use inlock_open::integrity::cannot_use;
+use inlock_open::create::IntegrityProtection;
 use inlock_open::open;
 use inlock_open::source::{NoJournal, OpenOptions};
 
@@ -53,98 +49,32 @@ impl ResumeArgs {
     }
 }
 
-/// Integrity protection of a volume to create.
-pub(super) struct Protection {
-    pub spec: AeadSpec,
-    /// Length of the volume key in bytes, with that of the MAC.
-    pub key_len: usize,
-    fix_padding: bool,
-    /// Content of the blocks. `None`: nothing is written.
-    fill: Option<Fill>,
-    show: Show,
-}
-
-impl Protection {
-    /// Converts the options; `None` without `--integrity`.
-    pub(super) fn from_options(options: &Options, version: u8) -> anyhow::Result<Option<Self>> {
-        let name = options.integrity.as_deref();
-        if version == 1 && name.is_some() {
-            return Err(CliError::usage("Integrity option can be used only for LUKS2 format."));
-        }
-        refuse_inline(options)?;
-        let Some(name) = name.filter(|name| *name != "none") else {
-            let given = [
-                (options.integrity_no_wipe, "integrity-no-wipe"),
-                (options.integrity_lazy, "integrity-lazy"),
-                (options.integrity_key_size.is_some(), "integrity-key-size"),
-            ];
-            return match given.iter().find(|(given, _)| *given) {
-                Some((_, option)) => Err(CliError::usage(format!("Option --{option} needs --integrity."))),
-                None => Ok(None),
-            };
+/// Converts the options of integrity protection to it and the length of the volume key in bytes, with that of the MAC;
+/// `None` without `--integrity`.
+pub(super) fn protection_of(options: &Options, version: u32) -> anyhow::Result<Option<(IntegrityProtection, usize)>> {
+    let name = options.integrity.as_deref();
+    if version == 1 && name.is_some() {
+        return Err(CliError::usage("Integrity option can be used only for LUKS2 format."));
+    }
+    refuse_inline(options)?;
+    let Some(name) = name.filter(|name| *name != "none") else {
+        let given = [
+            (options.integrity_no_wipe, "integrity-no-wipe"),
+            (options.integrity_lazy, "integrity-lazy"),
+            (options.integrity_key_size.is_some(), "integrity-key-size"),
+        ];
+        return match given.iter().find(|(given, _)| *given) {
+            Some((_, option)) => Err(CliError::usage(format!("Option --{option} needs --integrity."))),
+            None => Ok(None),
         };
-        if options.integrity_no_wipe && options.integrity_lazy {
-            return Err(CliError::usage("Option --integrity-no-wipe is not allowed with --integrity-lazy."));
-        }
-        let spec = spec(options, name)?;
-        Ok(Some(Self {
-            spec,
-            key_len: key_len(options, &spec)?,
-            fix_padding: !options.integrity_legacy_padding,
-            fill: (!options.integrity_no_wipe).then(|| fill_of(options)),
-            show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
-        }))
+    };
+    if options.integrity_no_wipe && options.integrity_lazy {
+        return Err(CliError::usage("Option --integrity-no-wipe is not allowed with --integrity-lazy."));
     }
-
-    /// Returns the dm-integrity volume on `device` behind `start`, if there is space for it.
-    pub(super) fn place(&self, device: &Device, unit: DataUnitSize, start: Sector) -> anyhow::Result<Placed<'_>> {
-        let store = device.store(IoMode::Sync, false, false);
-        let store = store.with_context(|| format!("cannot use {}", device.path.display()))?;
-        let mut stores = Stores::interleaved(store);
-        stores.start = start.0;
-        let options = FormatOptions {
-            tag_size: Some(self.spec.metadata_len()),
-            block_len: unit.bytes(),
-            fix_padding: self.fix_padding,
-            overwrite: true,
-            ..FormatOptions::default()
-        };
-        let placed = Placed { protection: self, stores, options };
-        match placed.options.superblock(&placed.stores.sizes()) {
-            Ok(_) => Ok(placed),
-            Err(IntegrityError::Option { option: "device", .. }) => {
-                let needed = start.0.saturating_mul(512).saturating_add(MIN_LEN);
-                Err(CliError::TooSmall { path: device.path.clone(), len: device.len, needed }.into())
-            }
-            Err(error) => Err(cannot_use(&device.path)(error).into()),
-        }
-    }
-}
-
-/// Least bytes of a dm-integrity volume that an error names: superblock, journal, tags and some data.
-const MIN_LEN: u64 = 1 << 20;
-
-/// A dm-integrity volume to create.
-pub(super) struct Placed<'a> {
-    protection: &'a Protection,
-    stores: Stores,
-    options: FormatOptions,
-}
-
-impl Placed<'_> {
-    /// Writes superblock and journal, then zeroes with their tags under `key`, or marks, unless that is left out.
-    pub(super) fn format(self, image: &Path, key: &VolumeKey) -> anyhow::Result<()> {
-        format(&self.stores, &self.options).map_err(cannot_use(image))?;
-        let Some(fill) = self.protection.fill else { return Ok(()) };
-        let segment = AuthenticatedSegment::new(
-            self.protection.spec,
-            DataUnitSize::new(self.options.block_len as u32)?,
-            Sector(self.stores.start),
-        );
-        let sealing = Sealing::new(segment.aead(key)?, key.as_bytes(), self.protection.spec.metadata_len())?;
-        let show = self.protection.show;
-        wipe(image, self.stores, IntegrityOpenOptions::new(Mode::Direct), 0, (fill, Some(&sealing)), show)
-    }
+    let spec = spec(options, name)?;
+    let fix_padding = !options.integrity_legacy_padding;
+    let fill = (!options.integrity_no_wipe).then(|| fill_of(options));
+    Ok(Some((IntegrityProtection { spec, fix_padding, fill }, key_len(options, &spec)?)))
 }
 
 /// Converts the names of cipher and integrity.
