@@ -395,7 +395,8 @@ mod tests {
         let foreign = FreshnessRecord { volume: [9; 32], number: 4, ..RECORD }.encode(&key);
         let len = FILE_LEN as u64;
         let not_a_file = Err(ErrorKind::NotAFreshnessFile);
-        let cases: [(&str, &[(u64, &[u8])], u64, [_; 2]); 12] = [
+        type Parts<'a> = &'a [(u64, &'a [u8])];
+        let cases: [(&str, Parts<'_>, u64, [_; 2]); 12] = [
             ("of a fresh file", &[], len, [Ok(None); 2]),
             ("of an empty file", &[], 0, [Ok(None); 2]),
             ("in the second place", &[(0, &two), (SLOT, &three)], len, [Ok(Some(3)); 2]),
