@@ -6,10 +6,10 @@ use inlock_volume::{BackupError, HeaderBackup};
 
 use crate::error::CliError;
 use crate::host::context;
-use crate::output;
 use inlock_open::device::{Device, OpenMode};
 use inlock_open::error::cannot_load;
 use inlock_open::lock::{self, Mode};
+use inlock_open::{ErrorKind, output};
 
 /// Refuses a backup file that exists. Called before anything is done that the backup is of.
 pub(crate) fn check_new(file: &Path) -> anyhow::Result<()> {
@@ -31,12 +31,13 @@ pub(crate) fn create(device: &Device, file: &Path) -> anyhow::Result<()> {
 
 /// Writes a backup to a new file, for its owner only to read.
 pub(crate) fn write(backup: &HeaderBackup, file: &Path) -> anyhow::Result<()> {
-    output::write_new(file, backup.bytes()).map_err(|error| {
-        if output::exists(&error) {
+    output::write_new(context(), file, backup.bytes()).map_err(|error| {
+        if error.kind() == ErrorKind::OutputExists {
             return exists(file);
         }
         let message = format!("Cannot create header backup file {}.", file.display());
-        error.context(CliError::Refused { message, hint: "check the directory, its permissions and its free space" })
+        anyhow::Error::from(error)
+            .context(CliError::Refused { message, hint: "check the directory, its permissions and its free space" })
     })
 }
 

@@ -290,6 +290,17 @@ pub enum ErrorKind {
     /// A zoned file is damaged.
     ZonedFileDamaged,
 
+    /// The output is an input, too.
+    OutputIsInput,
+    /// There is something under the name of a new file.
+    OutputExists,
+    /// The reader of the output has closed it.
+    OutputClosed,
+    /// The output has too little room.
+    OutputTooSmall,
+    /// The output is the file of a loop device, about which the error is, and that is in use.
+    LoopDeviceInUse,
+
     /// A cipher engine has nothing to do.
     EngineIdle,
     /// A cipher engine cannot be used.

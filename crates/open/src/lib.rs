@@ -51,6 +51,7 @@ pub mod layer;
 pub mod lock;
 pub mod mounts;
 pub mod open;
+pub mod output;
 pub mod path_text;
 pub mod policy_file;
 pub mod private_key;

@@ -16,9 +16,10 @@ use super::copy::{self, CHUNK, CopyArgs, copy_args};
 use crate::args::action::{Action, COPY, HOLES, IMAGE, KEY, PLAIN, POLICY, Prepared, REMOTE, SEALED, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::host::context;
-use crate::output::{Existing, Output};
+use crate::output::{self, Existing};
 use crate::ui::progress::Progress;
 use inlock_open::open;
+use inlock_open::output::Output;
 use inlock_open::zones;
 
 pub(crate) const ACTION: Action = Action {
@@ -106,7 +107,7 @@ impl<'a> Holes<'a> {
 }
 
 /// Writes data without the zeroes that the output need not have.
-fn write(output: &mut Output, data: &[u8]) -> anyhow::Result<()> {
+fn write(output: &mut Output, data: &[u8]) -> inlock_open::Result<()> {
     if !output.is_sparse() {
         return output.write(data);
     }
@@ -125,5 +126,5 @@ fn check_output(args: &CopyArgs) -> anyhow::Result<Output> {
         ));
     }
     let inputs: Vec<&Path> = std::iter::once(&*args.source.image).chain(args.source.header.as_deref()).collect();
-    Output::take(args.other.as_deref(), &inputs, Existing::Asked { batch: args.batch })
+    output::take(args.other.as_deref(), &inputs, Existing::Asked { batch: args.batch })
 }

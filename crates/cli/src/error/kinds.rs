@@ -43,7 +43,8 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         | ErrorKind::Overlaps
         | ErrorKind::ZonedFileInUse
         | ErrorKind::FreshnessFileInUse
-        | ErrorKind::SidecarExists => Status::Busy,
+        | ErrorKind::SidecarExists
+        | ErrorKind::LoopDeviceInUse => Status::Busy,
         _ => Status::Wrong,
     })
 }
@@ -67,6 +68,7 @@ pub(super) fn is_of_command_line(kind: ErrorKind) -> bool {
             | ErrorKind::RootHash
             | ErrorKind::VerityLayout
             | ErrorKind::InvalidOption
+            | ErrorKind::OutputIsInput
     )
 }
 
@@ -88,6 +90,7 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         ErrorKind::NotLuks { may_be_plain: false, .. } => {
             format!("run `inlock doctor {path}` to search for a header; --header names a detached one")
         }
+        ErrorKind::LoopDeviceInUse => format!("unmount {path}, or stop its other users, and detach it"),
         ErrorKind::NoEngine => hint_of_engine(cause(error)),
         ErrorKind::Length => return cause::<ControlError>(error).and_then(hint_of_length).map(str::to_owned),
         kind if is_of_command_line(kind) => "run `inlock --help` to list actions and options".to_owned(),
@@ -173,6 +176,7 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
+        ErrorKind::OutputTooSmall => "use --range to export a part of the volume",
         ErrorKind::EngineIdle => {
             "use --engine software; engines encrypt LUKS and plain volumes, without integrity protection"
         }

@@ -17,11 +17,12 @@ use crate::args::options::Options;
 use crate::args::verity::{fec, given, hash_offset, refuse};
 use crate::error::CliError;
 use crate::host::context;
-use crate::output::{Existing, Output};
+use crate::output::{self, Existing};
 use crate::ui::print::print;
 use crate::ui::terminal;
 use inlock_open::device::{Device, OpenMode};
 use inlock_open::error::cannot_open;
+use inlock_open::output::Output;
 use inlock_open::path_text;
 use inlock_open::signatures;
 use inlock_open::verity::{FecDevice, FecOptions, GivenParameters, VerityDevices, cannot_use, hex, store};
@@ -149,7 +150,7 @@ impl FormatArgs {
     fn take<'a>(&self, path: &'a Path) -> anyhow::Result<(&'a Path, Output)> {
         let fec = self.fec.as_ref().map(|fec| &*fec.device);
         let devices: Vec<&Path> = [&*self.data, &*self.hash].into_iter().chain(fec).collect();
-        let output = Output::take(Some(path), &devices, Existing::Replaced { batch: self.batch });
+        let output = output::take(Some(path), &devices, Existing::Replaced { batch: self.batch });
         Ok((path, output.with_context(cannot_create(path))?))
     }
 
