@@ -33,6 +33,7 @@ pub mod edit;
 pub mod engine;
 pub mod error;
 mod error_kind;
+pub mod examine;
 pub mod freshness;
 pub mod header;
 pub mod header_access;
