@@ -289,6 +289,29 @@ pub enum ErrorKind {
     SidecarMissing,
     /// A zoned file is damaged.
     ZonedFileDamaged,
+    /// The range does not start at a multiple of the write granularity of the zones.
+    ZoneGranularity,
+    /// The data are longer than the capacity of a zone.
+    ZoneCapacity,
+    /// The write pointer of a zone is elsewhere.
+    ZonePointer,
+    /// A zone cannot be written.
+    ZoneState,
+    /// More zones would be active than the device allows.
+    TooManyZones,
+
+    /// The range exceeds the volume.
+    OutsideVolume,
+    /// The input is the image that it is copied into.
+    InputIsOutput,
+    /// The input is a directory.
+    InputIsDirectory,
+    /// The input is longer than the volume or the range.
+    InputTooLong,
+    /// The input is shorter than the range.
+    InputTooShort,
+    /// The input goes on behind the volume or the range, which were written.
+    InputGoesOn,
 
     /// The output is an input, too.
     OutputIsInput,

@@ -27,6 +27,7 @@ pub mod any_cipher;
 pub mod backing;
 pub mod config;
 mod contents;
+pub mod copy;
 pub mod device;
 pub mod durable;
 pub mod edit;

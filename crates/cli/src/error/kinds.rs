@@ -69,6 +69,8 @@ pub(super) fn is_of_command_line(kind: ErrorKind) -> bool {
             | ErrorKind::VerityLayout
             | ErrorKind::InvalidOption
             | ErrorKind::OutputIsInput
+            | ErrorKind::InputIsOutput
+            | ErrorKind::InputIsDirectory
     )
 }
 
@@ -130,6 +132,7 @@ fn fixed_hint(kind: ErrorKind) -> Option<&'static str> {
         .or_else(|| of_layer(kind))
         .or_else(|| of_table(kind))
         .or_else(|| of_resize(kind))
+        .or_else(|| of_copy(kind))
 }
 
 fn of_device(kind: ErrorKind) -> Option<&'static str> {
@@ -176,7 +179,6 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
-        ErrorKind::OutputTooSmall => "use --range to export a part of the volume",
         ErrorKind::EngineIdle => {
             "use --engine software; engines encrypt LUKS and plain volumes, without integrity protection"
         }
@@ -310,6 +312,24 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
         }
         ErrorKind::CorruptRoot => "check the root hash; the tree belongs to another one, or was changed",
         ErrorKind::CorruptBlock => "restore the block from a copy",
+        _ => return None,
+    })
+}
+
+fn of_copy(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::OutputTooSmall => "use --range to export a part of the volume",
+        ErrorKind::OutsideVolume => "use --range OFFSET:LENGTH, in bytes or with units: 1M:512K",
+        ErrorKind::InputTooLong => "enlarge the image first (truncate -s SIZE IMAGE), or truncate the input",
+        ErrorKind::InputTooShort => "use --range OFFSET: without a length for all of the input",
+        ErrorKind::InputGoesOn => "enlarge the image, or truncate the input",
+        ErrorKind::ZoneGranularity => "use a --range that starts at a multiple",
+        ErrorKind::ZoneCapacity => "use an image for zones of this capacity",
+        ErrorKind::ZonePointer => {
+            "open the volume with --via ublk and reset its zones (blkzone reset), or use another --range"
+        }
+        ErrorKind::ZoneState => "use a --range without it",
+        ErrorKind::TooManyZones => "use an image that leaves fewer zones partly written",
         _ => return None,
     })
 }
