@@ -272,6 +272,10 @@ pub enum ErrorKind {
     VerityParameter,
     /// An offset or a length of a dm-verity device is not supported.
     VerityLayout,
+    /// The hash tree overlaps the data.
+    VerityOverlap,
+    /// The data device has fewer blocks than were asked for.
+    VerityDataBlocks,
     /// The parity overlaps the hash tree.
     FecOverlaps,
     /// The root hash is not that of the tree.

@@ -72,6 +72,7 @@ pub mod token;
 pub mod trusted;
 pub mod unlocked;
 pub mod verity;
+pub mod verity_format;
 pub mod verity_table;
 pub mod zones;
 

@@ -307,6 +307,8 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::NoHoles => "use --holes noise: a hole is then what it decrypts to, as in dm-crypt",
         ErrorKind::NotVerity => "name the device with the superblock, its --hash-offset, or --no-superblock",
         ErrorKind::VerityParameter => "leave it out, or use --no-superblock for a device without superblock",
+        ErrorKind::VerityOverlap => "set --data-blocks and --hash-offset, so that the tree is behind the data",
+        ErrorKind::VerityDataBlocks => "lower --data-blocks, or leave it out",
         ErrorKind::FecOverlaps => {
             "set --fec-offset, so that the parity is behind the tree, or use another --fec-device"
         }
