@@ -74,6 +74,7 @@ pub mod unlocked;
 pub mod verity;
 pub mod verity_format;
 pub mod verity_table;
+pub mod wipe;
 pub mod zones;
 
 pub use config::OpenConfig;

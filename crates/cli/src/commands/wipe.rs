@@ -1,24 +1,17 @@
-//! Writing the first data and tags of a dm-integrity volume, or marks in their place, with progress. An interrupted
-//! wipe is continued.
+//! Wiping a volume with integrity protection, with progress. A signal interrupts it, and it can be continued.
 
-use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 
-use anyhow::Context;
-use inlock_integrity::{Fill, IntegrityDevice, IntegrityStore, OpenOptions, Sealing, Stores};
+use inlock_integrity::{Fill, OpenOptions, Sealing, Stores};
 
 use crate::args::options::Options;
 use crate::error::CliError;
-use crate::system::signals;
+use crate::system::signals::{self, Caught};
 use crate::ui::print::{print, print_stderr};
 use crate::ui::progress::{Progress, Show};
-use inlock_open::integrity::cannot_use;
 use inlock_open::unlocked::LockedStores;
-
-/// Most threads that write.
-const THREADS: usize = 4;
+use inlock_open::wipe::{UnfinishedWipe, Wipe};
 
 /// Writes zeroes with their tags to all blocks from sector `from`, or marks these as never written. `options` open the
 /// volume directly. `sealing`: `None` with internal tags.
@@ -30,65 +23,38 @@ pub(super) fn wipe(
     (fill, sealing): (Fill, Option<&Sealing>),
     show: Show,
 ) -> anyhow::Result<()> {
-    let device = IntegrityDevice::open(stores, options).map_err(cannot_use(image))?;
-    let total = device.layout().provided_data_sectors;
+    let wipe = Wipe::new(image, stores, options, from, fill)?;
     let caught = signals::catch()?;
-    let mut progress = Progress::start(show, image, Some((total - from) * 512), false);
-    let (mut at, mut signal) = (from, None);
-    let report = |sector| {
-        progress.add((sector - at) * 512);
-        at = sector;
-        signal = caught.take();
-        if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let reached = match (fill, sealing) {
-        (Fill::Marks, _) => device.mark_never_written(from, threads(), sealing.and_then(Sealing::marks), report),
-        (Fill::Zeroes, Some(sealing)) => {
-            device.wipe(from, threads(), |sector, data, tags| sealing.seal(sector, data, tags), report)
-        }
-        (Fill::Zeroes, None) => device.wipe(from, threads(), |_, _, _| Ok(()), report),
-    };
-    let reached = reached.map_err(std::io::Error::from);
-    let reached = reached.with_context(|| format!("cannot wipe device {}", image.display()))?;
-    if reached < total {
+    let mut progress = Progress::start(show, image, Some(wipe.total()), false);
+    let mut signal = None;
+    if !wipe.run(sealing, |bytes| step(&mut progress, bytes, &caught, &mut signal))? {
         drop(progress);
         return Err(interrupted(fill, signal));
     }
     progress.finish();
-    device.close().map_err(std::io::Error::from).with_context(|| format!("cannot close {}", image.display()))
+    Ok(wipe.close()?)
 }
 
 /// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read.
 pub(super) fn resume(image: &Path, stores: &LockedStores, fill: Fill, show: Show) -> anyhow::Result<()> {
-    let store = match (stores.layer.sealed(), stores.layer.integrity()) {
-        (Some((store, _)), _) => Arc::clone(store),
-        (None, Some(device)) => Arc::new(IntegrityStore::new(Arc::clone(device)).map_err(io::Error::from)?),
-        (None, None) => {
-            return Err(CliError::usage("Option --resume-wipe needs a volume with integrity protection."));
-        }
-    };
-    let total = store.device().layout().provided_data_sectors;
+    let wipe = UnfinishedWipe::new(image, stores, fill)?;
     let caught = signals::catch()?;
-    let mut progress = Progress::start(show, image, Some(total * 512), false);
-    let (mut at, mut signal) = (0, None);
-    let filled = store.fill_unreadable(fill, threads(), |sector| {
-        progress.add((sector - at) * 512);
-        at = sector;
-        signal = caught.take();
-        if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    let filled = filled.map_err(io::Error::from).with_context(|| format!("cannot wipe device {}", image.display()))?;
-    if filled.reached < total {
+    let mut progress = Progress::start(show, image, Some(wipe.total()), false);
+    let mut signal = None;
+    let Some(blocks) = wipe.run(|bytes| step(&mut progress, bytes, &caught, &mut signal))? else {
         drop(progress);
         return Err(interrupted(fill, signal));
-    }
+    };
     progress.finish();
     let now = if fill == Fill::Marks { "marked as never written" } else { "filled with zeroes" };
-    print(format_args!("{} blocks could not be read, and are {now}.\n", filled.blocks))
+    print(format_args!("{blocks} blocks could not be read, and are {now}.\n"))
 }
 
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS)
+/// Shows progress, and ends the wipe after a signal.
+fn step(progress: &mut Progress, bytes: u64, caught: &Caught, signal: &mut Option<i32>) -> ControlFlow<()> {
+    progress.add(bytes);
+    *signal = caught.take();
+    if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// Returns what the options say.
