@@ -9,7 +9,6 @@ mod args;
 mod background;
 mod commands;
 mod error;
-mod header_file;
 mod host;
 mod output;
 mod system;

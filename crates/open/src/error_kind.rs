@@ -317,6 +317,13 @@ pub enum ErrorKind {
     /// The input goes on behind the volume or the range, which were written.
     InputGoesOn,
 
+    /// The file for a backup of a header exists.
+    BackupExists,
+    /// The file for a backup of a header cannot be written.
+    BackupNotWritten,
+    /// The file is no backup of a header.
+    NotABackup,
+
     /// The output is an input, too.
     OutputIsInput,
     /// There is something under the name of a new file.

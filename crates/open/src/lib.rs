@@ -38,6 +38,7 @@ pub mod examine;
 pub mod freshness;
 pub mod header;
 pub mod header_access;
+pub mod header_backup;
 pub mod helper_process;
 mod holes;
 pub mod host;

@@ -188,6 +188,9 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
 
 fn of_key(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
+        ErrorKind::BackupExists => "choose another name; an old backup is never overwritten",
+        ErrorKind::BackupNotWritten => "check the directory, its permissions and its free space",
+        ErrorKind::NotABackup => "use a file that `luksHeaderBackup` has created",
         ErrorKind::NotLuks2 => "only LUKS2 has this; `inlock luksDump` shows the version",
         ErrorKind::NotLuks { .. } => "use --type plain for a volume without a header, --header for a detached header",
         ErrorKind::Ambiguous => {
