@@ -287,6 +287,8 @@ pub enum ErrorKind {
     ZoneMisfit(ZoneHint),
     /// A sidecar of a zoned file exists already.
     SidecarExists,
+    /// The file for zones is empty, and its length is not given.
+    ZonedFileEmpty,
     /// The file for zones holds data.
     ZonedFileHoldsData,
     /// A zoned file and its sidecar do not belong together.

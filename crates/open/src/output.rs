@@ -388,14 +388,28 @@ mod tests {
         named.any(|task| read(&task, "stat").contains(") S "))
     }
 
-    /// Remembers what is told.
+    type Act = Box<dyn FnOnce() + Send>;
+
+    /// Remembers what is told, and what a signal is to do.
     #[derive(Clone, Default)]
-    struct Told(Arc<Mutex<Vec<String>>>);
+    struct Told(Arc<Mutex<Vec<String>>>, Arc<Mutex<Option<Act>>>);
 
     impl Host for Told {
         fn tell(&self, level: Level, text: &dyn Display) {
             assert_eq!(level, Level::Failure);
             self.0.lock().unwrap().push(text.to_string());
+        }
+
+        fn before_end(&self, act: Act) -> Result<Box<dyn Send>> {
+            *self.1.lock().unwrap() = Some(act);
+            Ok(Box::new(()))
+        }
+    }
+
+    impl Told {
+        fn signal(&self) {
+            let act = self.1.lock().unwrap().take();
+            act.unwrap()();
         }
     }
 
@@ -413,7 +427,7 @@ mod tests {
         assert_eq!(output.existing().unwrap().len(), 6);
         output.begin(6).unwrap();
         output.write(b"a part").unwrap();
-        output.unfinished().give_up(&path, &context(&told));
+        told.signal();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
         let cut = format!("{} was cut to 0 bytes, since it is not complete.", path.display());
         assert_eq!(*told.0.lock().unwrap(), [cut]);
@@ -423,6 +437,34 @@ mod tests {
         eventually("it has stopped or written", || sleeps("late-writer") || writer.is_finished(), |has| *has);
         assert!(!writer.is_finished());
         assert_eq!(std::fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn existing_output_is_cut_if_it_is_not_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("output");
+        std::fs::write(&path, "before").unwrap();
+        let told = Told::default();
+        let mut output = Output::take(&context(&told), Some(&path), &[]).unwrap();
+        drop(Output::take(&context(&told), Some(&path), &[]).err().expect("it is locked"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"before");
+        output.begin(6).unwrap();
+        output.write(b"a part").unwrap();
+        drop(output);
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        assert_eq!(told.0.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn new_file_is_removed_before_a_signal_ends_the_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = Told::default();
+        let mut output = Output::take(&context(&told), Some(&dir.path().join("output")), &[]).unwrap();
+        output.begin(4).unwrap();
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+        told.signal();
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+        assert!(told.0.lock().unwrap().is_empty());
     }
 
     #[test]

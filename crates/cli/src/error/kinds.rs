@@ -176,6 +176,7 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZoneMisfit(ZoneHint::Unit) => "set a smaller unit with --sector-size",
         ErrorKind::ZoneMisfit(ZoneHint::Offset) => "set the data offset with --offset",
         ErrorKind::SidecarExists => "remove it to start over",
+        ErrorKind::ZonedFileEmpty => "add the length of all zones together, as in --size 1G",
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",

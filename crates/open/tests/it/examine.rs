@@ -30,13 +30,13 @@ impl Image {
         std::fs::File::options().write(true).open(self.path()).and_then(|file| file.set_len(len)).expect("room");
     }
 
-    fn header(&self) -> Vec<u8> {
+    pub(super) fn header(&self) -> Vec<u8> {
         let mut all = std::fs::read(self.path()).expect("a file");
         all.truncate(DATA as usize);
         all
     }
 
-    fn device(&self) -> Device {
+    pub(super) fn device(&self) -> Device {
         Device::open(&silent(), &self.path(), OpenMode::Read).expect("it opens")
     }
 

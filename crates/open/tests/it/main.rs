@@ -1,5 +1,6 @@
 //! Opening volumes as a program does that is not the command.
 
+mod copies;
 mod examine;
 
 use std::fmt::Display;
