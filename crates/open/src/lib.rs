@@ -44,6 +44,7 @@ mod holes;
 pub mod host;
 pub mod info;
 pub mod integrity;
+pub mod integrity_format;
 pub mod integrity_line;
 pub mod integrity_options;
 pub mod integrity_table;

@@ -37,6 +37,11 @@ impl Wipe {
         Ok(Self { device, image: image.to_owned(), from, fill })
     }
 
+    /// Returns what the blocks get.
+    pub fn fill(&self) -> Fill {
+        self.fill
+    }
+
     /// Returns the number of bytes to fill.
     pub fn total(&self) -> u64 {
         (self.sectors() - self.from) * 512

@@ -23,13 +23,17 @@ pub(super) fn wipe(
     (fill, sealing): (Fill, Option<&Sealing>),
     show: Show,
 ) -> anyhow::Result<()> {
-    let wipe = Wipe::new(image, stores, options, from, fill)?;
+    run_wipe(image, Wipe::new(image, stores, options, from, fill)?, sealing, show)
+}
+
+/// Wipes the volume on `image`. `sealing`: `None` with internal tags.
+pub(super) fn run_wipe(image: &Path, wipe: Wipe, sealing: Option<&Sealing>, show: Show) -> anyhow::Result<()> {
     let caught = signals::catch()?;
     let mut progress = Progress::start(show, image, Some(wipe.total()), false);
     let mut signal = None;
     if !wipe.run(sealing, |bytes| step(&mut progress, bytes, &caught, &mut signal))? {
         drop(progress);
-        return Err(interrupted(fill, signal));
+        return Err(interrupted(wipe.fill(), signal));
     }
     progress.finish();
     Ok(wipe.close()?)

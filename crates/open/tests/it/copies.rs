@@ -144,7 +144,7 @@ fn zoned_file_needs_a_length_and_reports_its_zones() {
         max_active: 0,
         write_granularity: 4096,
     };
-    let empty = zones::create_file(&silent(), &path, layout.clone()).expect_err("it has no length");
+    let empty = zones::create_file(&silent(), &path, layout).expect_err("it has no length");
     assert_eq!(empty.kind(), ErrorKind::ZonedFileEmpty);
     layout.len = 4 << 20;
     zones::create_file(&silent(), &path, layout).expect("it is created");

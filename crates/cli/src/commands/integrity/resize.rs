@@ -2,22 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
+use inlock_integrity::Fill;
 use serde_json::{Value, json};
 
 use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
-use crate::commands::wipe::{fill_of, wipe};
+use crate::commands::wipe::{fill_of, run_wipe};
 use crate::error::CliError;
 use crate::host::context;
 use crate::system::signals;
 use crate::ui::print::print_stderr;
 use crate::ui::progress::{Progress, Show};
 use inlock_open::device::OpenMode;
-use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
+use inlock_open::integrity::IntegrityDevices;
+use inlock_open::integrity_format;
 use inlock_open::integrity_options::IntegrityOptions;
 use inlock_serve::control::client::Client;
 use inlock_serve::control::name::Name;
@@ -90,21 +89,8 @@ impl ResizeArgs {
         }
         let devices =
             IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
-        for device in std::iter::once(&devices.metadata).chain(&devices.data) {
-            device.check_writable()?;
-        }
-        let options = self.integrity.load()?;
-        let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
-        if self.fill == Some(Fill::Marks) {
-            // Before anything is changed.
-            let (superblock, _) = load(&stores, &options).map_err(cannot_use(&self.image))?;
-            let hash = options.internal_hash.clone().context("the tags are not internal")?;
-            Marks::of_hash(hash, None, usize::from(superblock.tag_size), superblock.block_len())
-                .map_err(cannot_use(&self.image))?;
-        }
-        let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
-        let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
-        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, (fill, None), self.show)
+        let wipe = integrity_format::resize(&devices, &self.image, &self.integrity, self.sectors, self.fill)?;
+        wipe.map_or(Ok(()), |wipe| run_wipe(&self.image, wipe, None, self.show))
     }
 }
 
