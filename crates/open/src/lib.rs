@@ -18,6 +18,9 @@
 //! [`open()`] takes a volume from [`OpenOptions`] to an [`unlocked::UnlockedVolume`]: device, lock, header, policy,
 //! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
 //!
+//! What programs do with volumes is here, too: [`examine()`](examine::examine) finds damage, [`copy`] copies plaintext
+//! into volumes and out of them, to an [`output`]; [`verity_format`] and [`integrity_format`] create devices.
+//!
 //! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
 //! nobody: that is the [`host::Host`]. Its errors have neither exit status nor hint ([`error::ErrorKind`]).
 
