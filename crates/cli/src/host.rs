@@ -78,6 +78,7 @@ impl Host for CommandLine {
     fn tell(&self, level: Level, text: &dyn Display) {
         match level {
             Level::Warning => warn(text),
+            Level::Failure => print_stderr(format_args!("inlock: {text}")),
             Level::Detail => print_verbose(text),
             Level::Debug => print_debug(text),
             Level::Metadata => print_debug_json(&text.to_string()),
@@ -121,6 +122,10 @@ impl Host for CommandLine {
 
     fn interruptions(&self) -> inlock_open::Result<Option<Box<dyn Interruptions>>> {
         Ok(Some(Box::new(Signals(signals::catch()?))))
+    }
+
+    fn before_end(&self, act: Box<dyn FnOnce() + Send>) -> inlock_open::Result<Box<dyn Send>> {
+        Ok(Box::new(signals::clean_up_before(act)?))
     }
 }
 

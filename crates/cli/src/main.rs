@@ -9,7 +9,6 @@ mod args;
 mod background;
 mod commands;
 mod error;
-mod header_file;
 mod host;
 mod output;
 mod system;
@@ -71,14 +70,15 @@ fn run(request: Request) -> anyhow::Result<u8> {
 
 /// Terminates the process by the signal that interrupted it, so that its parent sees that.
 fn die_by_signal(error: &anyhow::Error) {
-    if let Some(ErrorKind::Interrupted(number)) = kind_of(error) {
-        signals::default_action(number);
-    }
-    match error.downcast_ref() {
-        Some(CliError::Interrupted(number)) => signals::default_action(*number),
-        Some(CliError::OutputClosed) => signals::default_action(rustix::process::Signal::PIPE.as_raw()),
-        _ => {}
-    }
+    let signal = match (kind_of(error), error.downcast_ref()) {
+        (Some(ErrorKind::Interrupted(number)), _) => number,
+        (_, Some(CliError::Interrupted(number))) => *number,
+        (Some(ErrorKind::OutputClosed), _) | (_, Some(CliError::OutputClosed)) => {
+            rustix::process::Signal::PIPE.as_raw()
+        }
+        _ => return,
+    };
+    signals::default_action(signal);
 }
 
 /// Prints cryptsetup's last line under `--verbose`.

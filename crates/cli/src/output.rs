@@ -1,38 +1,16 @@
-//! Outputs of commands: every file that a result is written to is opened here (docs/decisions/locks-and-outputs.md).
-//!
-//! [`Output::take`] refuses an input of the command and what is served, locked or mounted, and asks before it
-//! overwrites data; nothing changes before [`Output::begin`]. A new file has another name until [`Output::finish`],
-//! when all data are on stable storage. If an error or a signal comes first, it is removed, and a file that existed is
-//! cut.
+//! Questions before an output overwrites data.
 
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+
+use crate::error::CliError;
 use crate::host::context;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use inlock_volume::{FileDevice, HeaderDevice};
-use rustix::fs::{OFlags, SeekFrom, seek};
-use tempfile::{NamedTempFile, TempPath};
-
-use crate::error::{CliError, Status};
-use crate::system::signals::{self, Cleanup};
-use crate::ui::print::print_stderr;
 use crate::ui::terminal;
-use inlock_open::backing;
-use inlock_open::device::Device;
-use inlock_open::durable;
-use inlock_open::error::cannot_open;
-use inlock_open::lock::{self, DeviceLock, Mode};
+use inlock_open::output::Output;
 use inlock_open::path_text;
 
 /// Maximum length of a result that replaces a former one without a question, in bytes.
 const RESULT_MAX: u64 = 1 << 20;
-
-/// Length of the zeroes that are written at once.
-const ZEROES: usize = 1 << 20;
 
 /// Treatment of a file or block device that holds data.
 #[derive(Clone, Copy, Debug)]
@@ -43,298 +21,19 @@ pub(crate) enum Existing {
     Replaced { batch: bool },
 }
 
-/// An output and its locks.
-pub(crate) struct Output {
-    name: PathBuf,
-    /// `None`: created by [`Output::begin`].
-    file: Option<File>,
-    output_type: OutputType,
-    /// A block device, opened exclusively.
-    exclusive: Option<File>,
-    lock: Option<DeviceLock>,
-    unfinished: Arc<Mutex<Unfinished>>,
-    /// Gives the output up when a signal terminates the process.
-    cleanup: Option<Cleanup>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OutputType {
-    /// A regular file, written without zeroes, and the next offset.
-    Sparse(u64),
-    /// A file or a block device, written sequentially.
-    Storage,
-    /// A pipe, a socket, a character device.
-    Stream,
-}
-
-/// Work that an output leaves if it is not finished.
-#[derive(Default)]
-enum Unfinished {
-    #[default]
-    Nothing,
-    /// A new file, not under its name yet.
-    Temporary(TempPath),
-    /// A file that existed, and the length that it is cut to.
-    Cut(File, u64),
-    /// A part of the data stays.
-    Part,
-    /// A signal is about to terminate the process.
-    GivenUp,
-}
-
-impl Unfinished {
-    fn give_up(&mut self, name: &Path) {
-        let name = name.display();
-        match std::mem::replace(self, Self::GivenUp) {
-            Self::Nothing | Self::GivenUp => {}
-            Self::Temporary(path) => drop(path),
-            Self::Cut(file, len) => match file.set_len(len) {
-                Ok(()) => {
-                    print_stderr(format_args!("inlock: {name} was cut to {len} bytes, since it is not complete."))
-                }
-                Err(_) => print_stderr(format_args!("inlock: {name} is not complete.")),
-            },
-            Self::Part => print_stderr(format_args!("inlock: {name} is not complete.")),
-        }
+/// Opens and locks an output, and asks before data are overwritten. `inputs`: what the command reads.
+pub(crate) fn take(path: Option<&Path>, inputs: &[&Path], existing: Existing) -> anyhow::Result<Output> {
+    let output = Output::take(context(), path, inputs)?;
+    if let Some(path) = path {
+        confirm(path, &output, existing)?;
     }
-}
-
-impl Output {
-    /// Opens and locks `path`, or standard output. Does not create a file. `inputs`: what the command reads.
-    pub(crate) fn take(path: Option<&Path>, inputs: &[&Path], existing: Existing) -> anyhow::Result<Self> {
-        let name = path.map_or_else(|| "standard output".into(), Path::to_owned);
-        let mut output = Self {
-            name,
-            file: None,
-            output_type: OutputType::Stream,
-            exclusive: None,
-            lock: None,
-            unfinished: Arc::default(),
-            cleanup: None,
-        };
-        // Standard output may be an input, too.
-        let written = path.unwrap_or(Path::new("/proc/self/fd/1"));
-        if inputs.iter().any(|input| backing::overlap(input, written)) {
-            return Err(CliError::usage("The output file is the image itself."));
-        }
-        let Some(path) = path else {
-            if inlock_engine::startup::stdout_was_closed() {
-                // What the runtime has opened in its place takes all data.
-                return Err(output.cannot_write(rustix::io::Errno::BADF.into()));
-            }
-            // Not through the standard library, which buffers lines.
-            let out = io::stdout().as_fd().try_clone_to_owned().map_err(|error| output.cannot_write(error))?;
-            output.use_file(out.into())?;
-            if output.output_type != OutputType::Stream {
-                // The shell may have opened it for appending.
-                output.output_type = OutputType::Storage;
-            }
-            return Ok(output);
-        };
-        match std::fs::metadata(path) {
-            Ok(found) if found.is_file() || found.file_type().is_block_device() => {
-                output.open(false)?;
-                confirm(path, &found, existing)?;
-            }
-            Ok(_) => output.output_type = OutputType::Stream,
-            Err(_) => output.output_type = OutputType::Sparse(0),
-        }
-        Ok(output)
-    }
-
-    fn cannot_write(&self, error: io::Error) -> anyhow::Error {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe => CliError::OutputClosed.into(),
-            io::ErrorKind::ResourceBusy => cannot_open(&self.name, false)(error).into(),
-            _ => anyhow::Error::from(error).context(format!("cannot write {}", self.name.display())),
-        }
-    }
-
-    fn open(&mut self, create: bool) -> anyhow::Result<()> {
-        // Only the owner may read plaintext; an existing file keeps its mode.
-        let file = OpenOptions::new().write(true).create(create).truncate(false).mode(0o600).open(&self.name);
-        self.use_file(file.map_err(|error| self.cannot_write(error))?)
-    }
-
-    /// Locks an open file, if it is storage.
-    fn use_file(&mut self, file: File) -> anyhow::Result<()> {
-        let metadata = file.metadata().map_err(|error| self.cannot_write(error))?;
-        if metadata.file_type().is_block_device() {
-            self.output_type = OutputType::Storage;
-            // Fails for one that is in use, such as a mounted one.
-            let flags = OFlags::EXCL.bits().cast_signed();
-            let again = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let exclusive = OpenOptions::new().write(true).custom_flags(flags).open(again);
-            self.exclusive = Some(exclusive.map_err(|error| self.cannot_write(error))?);
-        } else if metadata.is_file() {
-            self.output_type = OutputType::Sparse(0);
-            if let Some(device) = backing::loop_device_in_use(&metadata) {
-                let (name, device) = (self.name.display(), device.display());
-                let message = format!("Device {name} is in use, as the file of {device}.");
-                let hint = Some(format!("unmount {device}, or stop its other users, and detach it"));
-                return Err(CliError::Remote(message, hint, Status::Busy).into());
-            }
-        }
-        let again = file.try_clone().map_err(|error| self.cannot_write(error))?;
-        let device = Device::of_file(context(), &self.name, again).map_err(|error| self.cannot_write(error))?;
-        if self.output_type != OutputType::Stream {
-            self.lock = Some(lock::whole_device(&device, Mode::Exclusive)?);
-        }
-        self.file = Some(file);
-        Ok(())
-    }
-
-    /// Prepares it for `len` bytes, and discards its previous contents.
-    pub(crate) fn begin(&mut self, len: u64) -> anyhow::Result<()> {
-        let (name, unfinished) = (self.name.clone(), Arc::clone(&self.unfinished));
-        // The lock is not released: the process terminates.
-        let give_up = move || unfinished.lock().unwrap_or_else(PoisonError::into_inner).give_up(&name);
-        self.cleanup = Some(signals::clean_up_before(give_up).map_err(|error| self.cannot_write(error))?);
-        let unfinished = match &self.file {
-            None if self.output_type == OutputType::Stream || self.name.is_symlink() => {
-                // A symbolic link that leads to nothing: the file that it names is created.
-                self.open(true)?;
-                self.prepare(len)?
-            }
-            None => {
-                let (file, path) = temporary(&self.name, 0o600).map_err(|error| self.cannot_write(error))?.into_parts();
-                self.file = Some(file);
-                Unfinished::Temporary(path)
-            }
-            Some(_) => self.prepare(len)?,
-        };
-        *self.unfinished() = unfinished;
-        Ok(())
-    }
-
-    fn unfinished(&self) -> MutexGuard<'_, Unfinished> {
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps a signal from giving the output up. Blocks if it has: nothing is written to a file that was cut.
-    fn still_wanted(&self) -> MutexGuard<'_, Unfinished> {
-        loop {
-            match self.unfinished() {
-                unfinished if !matches!(*unfinished, Unfinished::GivenUp) => return unfinished,
-                _ => std::thread::park(),
-            }
-        }
-    }
-
-    /// Prepares an open file or device for `len` bytes.
-    fn prepare(&self, len: u64) -> anyhow::Result<Unfinished> {
-        let Some(file) = &self.file else { return Ok(Unfinished::Nothing) };
-        if matches!(self.output_type, OutputType::Sparse(_)) {
-            let emptied = file.set_len(0).and_then(|()| file.try_clone());
-            return Ok(Unfinished::Cut(emptied.map_err(|error| self.cannot_write(error))?, 0));
-        }
-        if self.output_type == OutputType::Stream {
-            return Ok(Unfinished::Nothing);
-        }
-        let ends = || Ok((seek(file, SeekFrom::Current(0))?, FileDevice::new(file.try_clone()?).len()?));
-        let (at, end) = ends().map_err(|error| self.cannot_write(error))?;
-        if self.exclusive.is_none() {
-            // Standard output: the shell has emptied the file, or opened it for appending. Otherwise the rest stays.
-            let start = file.try_clone().map_err(|error| self.cannot_write(error))?;
-            let appends = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::APPEND));
-            return Ok(if appends || at == end { Unfinished::Cut(start, end) } else { Unfinished::Part });
-        }
-        let room = end.saturating_sub(at);
-        if room < len {
-            return Err(CliError::refused(
-                format!("{} has only {room} bytes; {len} bytes are needed.", self.name.display()),
-                "use --range to export a part of the volume",
-            ));
-        }
-        Ok(Unfinished::Part)
-    }
-
-    /// Whether zeroes can be left out.
-    pub(crate) fn is_sparse(&self) -> bool {
-        matches!(self.output_type, OutputType::Sparse(_))
-    }
-
-    /// Appends data.
-    pub(crate) fn write(&mut self, data: &[u8]) -> anyhow::Result<()> {
-        let Some(mut file) = self.file.as_ref() else { return Ok(()) };
-        let written = match self.output_type {
-            OutputType::Stream => file.write_all(data),
-            OutputType::Storage => {
-                let _until_written = self.still_wanted();
-                file.write_all(data)
-            }
-            OutputType::Sparse(at) => {
-                let _until_written = self.still_wanted();
-                file.write_all_at(data, at)
-            }
-        };
-        written.map_err(|error| self.cannot_write(error))?;
-        self.advance(data.len() as u64);
-        Ok(())
-    }
-
-    /// Writes all of it.
-    pub(crate) fn write_all(mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        self.begin(bytes.len() as u64)?;
-        self.write(bytes)?;
-        self.finish()
-    }
-
-    /// Appends `len` zeroes.
-    pub(crate) fn zeroes(&mut self, mut len: u64) -> anyhow::Result<()> {
-        if self.is_sparse() {
-            self.advance(len);
-            return Ok(());
-        }
-        let zeroes = vec![0; ZEROES];
-        while len > 0 {
-            let step = len.min(ZEROES as u64);
-            self.write(&zeroes[..step as usize])?;
-            len -= step;
-        }
-        Ok(())
-    }
-
-    fn advance(&mut self, len: u64) {
-        if let OutputType::Sparse(at) = &mut self.output_type {
-            *at += len;
-        }
-    }
-
-    /// Syncs the data, gives a new file its name, and syncs that.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
-        let Some(file) = self.file.as_ref().filter(|_| self.output_type != OutputType::Stream) else { return Ok(()) };
-        let mut unfinished = self.still_wanted();
-        let sync = || {
-            if let OutputType::Sparse(len) = self.output_type {
-                // Only now: a file that another end of the process leaves does not look complete.
-                file.set_len(len)?;
-            }
-            file.sync_all()
-        };
-        sync().map_err(|error| self.cannot_write(error))?;
-        match std::mem::take(&mut *unfinished) {
-            Unfinished::Temporary(path) => {
-                place(path, &self.name).map_err(|error| self.cannot_write(error))?;
-                Ok(durable::sync_name(file, &self.name)?)
-            }
-            Unfinished::Cut(..) if self.is_sparse() && self.name.is_symlink() => {
-                Ok(durable::sync_name(file, &self.name)?)
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        self.unfinished().give_up(&self.name);
-    }
+    Ok(output)
 }
 
 /// Asks before data are overwritten. Without a terminal it takes `-q`, except for a block device: its name says that it
 /// is overwritten.
-fn confirm(path: &Path, found: &Metadata, existing: Existing) -> anyhow::Result<()> {
+fn confirm(path: &Path, output: &Output, existing: Existing) -> anyhow::Result<()> {
+    let Some(found) = output.existing() else { return Ok(()) };
     let is_block = found.file_type().is_block_device();
     let (batch, harmless) = match existing {
         Existing::Asked { batch } => (batch, 0),
@@ -356,88 +55,7 @@ fn confirm(path: &Path, found: &Metadata, existing: Existing) -> anyhow::Result<
     ))
 }
 
-/// Creates a file in the directory of `path`, which is removed unless it is placed.
-fn temporary(path: &Path, mode: u32) -> io::Result<NamedTempFile> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("inlock-").suffix(".incomplete");
-    // The library's own way to open it names the temporary file in errors.
-    let create = |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path);
-    builder.make_in(directory, create)
-}
-
-/// Gives a complete file its name, which no other file has.
-fn place(file: TempPath, name: &Path) -> io::Result<()> {
-    let Err(error) = file.persist_noclobber(name) else { return Ok(()) };
-    if error.error.kind() == io::ErrorKind::AlreadyExists {
-        return Err(error.error);
-    }
-    // A file system without hard links may not rename without replacing, either: what is replaced is a file of our own.
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(name)?;
-    error.path.persist(name).map_err(|error| {
-        let _ = std::fs::remove_file(name);
-        error.error
-    })
-}
-
 /// Writes a result to `path`, for its owner only.
 pub(crate) fn write(path: &Path, inputs: &[&Path], existing: Existing, bytes: &[u8]) -> anyhow::Result<()> {
-    Output::take(Some(path), inputs, existing)?.write_all(bytes)
-}
-
-/// Writes a file that only its owner can read, and that has no name before it is complete.
-///
-/// [`exists`] tells the error of a name that something has, a link to nothing included.
-pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    if path.symlink_metadata().is_ok() {
-        return Err(io::Error::from(io::ErrorKind::AlreadyExists).into());
-    }
-    let (mut file, unplaced) = temporary(path, 0o400)?.into_parts();
-    let unplaced = Arc::new(Mutex::new(Some(unplaced)));
-    let last = Arc::clone(&unplaced);
-    let remove = move || drop(last.lock().unwrap_or_else(PoisonError::into_inner).take());
-    let _cleanup = signals::clean_up_before(remove)?;
-    file.write_all(bytes).and_then(|()| file.sync_all())?;
-    if let Some(unplaced) = unplaced.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        place(unplaced, path)?;
-    }
-    Ok(durable::sync_name(&file, path)?)
-}
-
-/// Whether [`write_new`] has failed because the name is taken.
-pub(crate) fn exists(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use inlock_tests::wait::eventually;
-
-    /// Whether a thread of this process sleeps.
-    fn sleeps(name: &str) -> bool {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-        let read = |task: &Path, file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
-        let mut named = tasks.filter(|task| read(task, "comm").trim_end() == name);
-        named.any(|task| read(&task, "stat").contains(") S "))
-    }
-
-    #[test]
-    fn nothing_is_written_to_an_output_that_a_signal_has_cut() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("output");
-        std::fs::write(&path, "before").unwrap();
-        let mut output = Output::take(Some(&path), &[], Existing::Asked { batch: true }).unwrap();
-        let prepared = output.prepare(6).unwrap();
-        *output.unfinished() = prepared;
-        output.write(b"a part").unwrap();
-        output.unfinished().give_up(&path);
-        assert_eq!(std::fs::read(&path).unwrap(), b"");
-        // It ends with the process, as after a signal.
-        let writes = move || (output.write(b"more").is_ok(), output.finish().is_ok());
-        let writer = std::thread::Builder::new().name("late-writer".into()).spawn(writes).unwrap();
-        eventually("it has stopped or written", || sleeps("late-writer") || writer.is_finished(), |has| *has);
-        assert!(!writer.is_finished());
-        assert_eq!(std::fs::read(&path).unwrap(), b"");
-    }
+    Ok(take(Some(path), inputs, existing)?.write_all(bytes)?)
 }

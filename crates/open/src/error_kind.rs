@@ -292,6 +292,10 @@ pub enum ErrorKind {
     VerityParameter,
     /// An offset or a length of a dm-verity device is not supported.
     VerityLayout,
+    /// The hash tree overlaps the data.
+    VerityOverlap,
+    /// The data device has fewer blocks than were asked for.
+    VerityDataBlocks,
     /// The parity overlaps the hash tree.
     FecOverlaps,
     /// The root hash is not that of the tree.
@@ -303,12 +307,55 @@ pub enum ErrorKind {
     ZoneMisfit(ZoneHint),
     /// A sidecar of a zoned file exists already.
     SidecarExists,
+    /// The file for zones is empty, and its length is not given.
+    ZonedFileEmpty,
     /// The file for zones holds data.
     ZonedFileHoldsData,
     /// A zoned file and its sidecar do not belong together.
     SidecarMissing,
     /// A zoned file is damaged.
     ZonedFileDamaged,
+    /// The range does not start at a multiple of the write granularity of the zones.
+    ZoneGranularity,
+    /// The data are longer than the capacity of a zone.
+    ZoneCapacity,
+    /// The write pointer of a zone is elsewhere.
+    ZonePointer,
+    /// A zone cannot be written.
+    ZoneState,
+    /// More zones would be active than the device allows.
+    TooManyZones,
+
+    /// The range exceeds the volume.
+    OutsideVolume,
+    /// The input is the image that it is copied into.
+    InputIsOutput,
+    /// The input is a directory.
+    InputIsDirectory,
+    /// The input is longer than the volume or the range.
+    InputTooLong,
+    /// The input is shorter than the range.
+    InputTooShort,
+    /// The input goes on behind the volume or the range, which were written.
+    InputGoesOn,
+
+    /// The file for a backup of a header exists.
+    BackupExists,
+    /// The file for a backup of a header cannot be written.
+    BackupNotWritten,
+    /// The file is no backup of a header.
+    NotABackup,
+
+    /// The output is an input, too.
+    OutputIsInput,
+    /// There is something under the name of a new file.
+    OutputExists,
+    /// The reader of the output has closed it.
+    OutputClosed,
+    /// The output has too little room.
+    OutputTooSmall,
+    /// The output is the file of a loop device, about which the error is, and that is in use.
+    LoopDeviceInUse,
 
     /// A cipher engine has nothing to do.
     EngineIdle,

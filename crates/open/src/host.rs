@@ -17,6 +17,8 @@ use crate::settings::Settings;
 pub enum Level {
     /// The user should do something, or know of a danger.
     Warning,
+    /// Something is left incomplete; the error that is the reason follows.
+    Failure,
     /// An answer to the user: a wrong passphrase, the words of a helper.
     Notice,
     /// What a user who wants to know more sees.
@@ -83,6 +85,13 @@ pub trait Host: Send + Sync {
     fn interruptions(&self) -> Result<Option<Box<dyn Interruptions>>> {
         Ok(None)
     }
+
+    /// Lets a signal that ends the program run `act` first, until what is returned is dropped. By then `act` has run to
+    /// its end, or never runs.
+    fn before_end(&self, act: Box<dyn FnOnce() + Send>) -> Result<Box<dyn Send>> {
+        drop(act);
+        Ok(Box::new(()))
+    }
 }
 
 /// Signals, which are caught until it is dropped.
@@ -142,6 +151,11 @@ impl Context {
     /// Warns the user.
     pub fn warn(&self, text: impl Display) {
         self.host().tell(Level::Warning, &text);
+    }
+
+    /// Tells the user that something is left incomplete.
+    pub(crate) fn failure(&self, text: impl Display) {
+        self.host().tell(Level::Failure, &text);
     }
 
     /// Tells the user something.

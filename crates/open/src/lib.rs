@@ -19,6 +19,9 @@
 //! key, in this order. [`unlocked::UnlockedVolume::into_device`] makes the device of the engine.
 //! [`create::NewVolume`] creates a LUKS volume.
 //!
+//! What programs do with volumes is here, too: [`examine()`](examine::examine) finds damage, [`copy`] copies plaintext
+//! into volumes and out of them, to an [`output`]; [`verity_format`] and [`integrity_format`] create devices.
+//!
 //! The library has no state of its own: what openings share is in a [`host::Context`]. It prints nothing and asks
 //! nobody: that is the [`host::Host`]. Its errors have neither exit status nor hint ([`error::ErrorKind`]).
 
@@ -28,6 +31,7 @@ pub mod any_cipher;
 pub mod backing;
 pub mod config;
 mod contents;
+pub mod copy;
 pub mod create;
 pub mod device;
 pub mod durable;
@@ -35,14 +39,17 @@ pub mod edit;
 pub mod engine;
 pub mod error;
 mod error_kind;
+pub mod examine;
 pub mod freshness;
 pub mod header;
 pub mod header_access;
+pub mod header_backup;
 pub mod helper_process;
 mod holes;
 pub mod host;
 pub mod info;
 pub mod integrity;
+pub mod integrity_format;
 pub mod integrity_line;
 pub mod integrity_options;
 pub mod integrity_table;
@@ -53,6 +60,7 @@ pub mod layer;
 pub mod lock;
 pub mod mounts;
 pub mod open;
+pub mod output;
 pub mod path_text;
 pub mod policy_file;
 pub mod private_key;
@@ -71,6 +79,7 @@ pub mod token;
 pub mod trusted;
 pub mod unlocked;
 pub mod verity;
+pub mod verity_format;
 pub mod verity_table;
 pub mod wipe;
 pub mod zones;

@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::zoned_device::ZonedDevice;
-use inlock_engine::zoned::{Zone, ZoneKind, ZonedStore};
+use inlock_engine::zoned::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 use inlock_engine::{self as engine, BackingStore};
 use inlock_volume::{Segment, Volume, ZoneFault, Zones};
-use inlock_zoned_file::{ZonedFile, ZonedFileError};
+use inlock_zoned_file::{ZonedFile, ZonedFileError, ZonedLayout};
 use serde::{Deserialize, Serialize};
 
-use super::device::Device;
+use crate::device::{Device, OpenMode};
+use crate::host::Context;
+use crate::lock::{self, Mode};
 
 /// Number of zones in a report.
 const REPORT_ZONES: usize = 4096;
@@ -66,6 +68,44 @@ fn look(device: &Device) -> Result<Option<Zones>> {
     };
     let conventional = (count as u64).saturating_mul(limits.zone_len).min(len);
     Ok(Some(Zones { len, zone_len: limits.zone_len, conventional, write_granularity: limits.write_granularity }))
+}
+
+/// Returns limits and zones of a zoned device or file, `None` for another one.
+pub fn limits_and_zones(device: &Device) -> Result<Option<(ZoneLimits, Vec<Zone>)>> {
+    if !is_zoned(device) {
+        return Ok(None);
+    }
+    if !device.is_block() {
+        return Ok(Some(ZonedFile::look(&device.path).map_err(cannot_use(&device.path))?));
+    }
+    let path = || device.path.display().to_string();
+    let zoned = ZonedDevice::new_read_only(device.share()?, IoMode::Sync).with_context(path)?;
+    let limits = zoned.limits();
+    let mut zones = vec![Zone::UNKNOWN; limits.zones as usize];
+    let found = zoned.report(0, &mut zones).map_err(std::io::Error::from).with_context(path)?;
+    zones.truncate(found);
+    Ok(Some((limits, zones)))
+}
+
+/// Creates a zoned file. With length 0 it has that of the file at `path`, which has no data.
+pub fn create_file(context: &Context, path: &Path, mut layout: ZonedLayout) -> Result<()> {
+    if layout.len == 0 {
+        layout.len = match std::fs::metadata(path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(error).with_context(|| format!("cannot examine {}", path.display())),
+        };
+    }
+    if layout.len == 0 {
+        let text = format!("{} is empty; specify --size.", path.display());
+        return Err(Error::new(ErrorKind::ZonedFileEmpty, text));
+    }
+    // Refuses a file that another process serves. A missing file is created.
+    let _lock = match Device::open(context, path, OpenMode::Create) {
+        Ok(device) => Some(lock::whole_device(&device, Mode::Exclusive)?),
+        Err(_) => None,
+    };
+    ZonedFile::create(path, &layout).map_err(cannot_use(path))
 }
 
 /// Opens the store of a zoned device.

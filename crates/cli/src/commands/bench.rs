@@ -9,8 +9,9 @@ use inlock_bench::Subject;
 use crate::args::action::{Action, Prepared};
 use crate::args::options::Options;
 use crate::error::{CliError, Status};
-use crate::output::{Existing, Output};
+use crate::output::{self, Existing};
 use crate::ui::print::{print, print_stderr};
+use inlock_open::output::Output;
 
 pub(crate) const ACTION: Action = Action {
     name: "bench",
@@ -86,10 +87,10 @@ impl BenchArgs {
 fn run(args: &BenchArgs) -> anyhow::Result<u8> {
     // A report that cannot be written fails the run before it measures.
     let existing = Existing::Replaced { batch: args.batch };
-    let mut report = args.report.as_deref().map(|path| Output::take(Some(path), &[], existing)).transpose()?;
+    let mut report = args.report.as_deref().map(|path| output::take(Some(path), &[], existing)).transpose()?;
     report.as_mut().map_or(Ok(()), |report| report.begin(0))?;
     let mut page = |text: &dyn Display| match report.as_mut() {
-        Some(report) => report.write(text.to_string().as_bytes()),
+        Some(report) => Ok(report.write(text.to_string().as_bytes())?),
         None => Ok(()),
     };
     let verdict = inlock_bench::run(&args.run, &mut |text| print(text), args.report.is_some().then_some(&mut page))?;

@@ -5,11 +5,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
-use inlock_engine::store::file::IoMode;
-use inlock_engine::store::zoned_device::ZonedDevice;
-use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore as _};
-use inlock_zoned_file::{ZonedFile, ZonedLayout};
+use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind};
+use inlock_zoned_file::ZonedLayout;
 use serde_json::{Value, json};
 
 use crate::args::action::{Action, Prepared};
@@ -18,9 +15,8 @@ use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::print;
 use inlock_open::device::{Device, OpenMode};
-use inlock_open::lock::{self, Mode};
 use inlock_open::path_text;
-use inlock_open::zones::cannot_use;
+use inlock_open::zones;
 
 pub(crate) const ACTION: Action = Action {
     name: "zoned",
@@ -105,42 +101,17 @@ fn layout(options: &Options) -> anyhow::Result<ZonedLayout> {
 
 fn run(args: &ZonedArgs) -> anyhow::Result<()> {
     match args {
-        ZonedArgs::Create { path, layout } => create(path, *layout),
+        ZonedArgs::Create { path, layout } => Ok(zones::create_file(context(), path, *layout)?),
         ZonedArgs::Report { path, json } => report(path, *json),
     }
 }
 
-fn create(path: &Path, mut layout: ZonedLayout) -> anyhow::Result<()> {
-    if layout.len == 0 {
-        layout.len = match std::fs::metadata(path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-            Err(error) => return Err(error).with_context(|| format!("cannot examine {}", path.display())),
-        };
-    }
-    if layout.len == 0 {
-        return Err(CliError::refused(
-            format!("{} is empty; specify --size.", path.display()),
-            "add the length of all zones together, as in --size 1G",
-        ));
-    }
-    // Refuses a file that another process serves. A missing file is created.
-    let _lock = match Device::open(context(), path, OpenMode::Create) {
-        Ok(device) => Some(lock::whole_device(&device, Mode::Exclusive)?),
-        Err(_) => None,
-    };
-    Ok(ZonedFile::create(path, &layout).map_err(cannot_use(path))?)
-}
-
 fn report(path: &Path, json: bool) -> anyhow::Result<()> {
     let device = Device::open(context(), path, OpenMode::Read)?;
-    let (kind, (limits, zones)) = if device.is_block() {
-        ("device", zones_of_device(&device)?)
-    } else if ZonedFile::is_zoned(&device.path) {
-        ("file", ZonedFile::look(&device.path).map_err(cannot_use(path))?)
-    } else {
-        return Err(not_zoned(path));
+    let Some((limits, zones)) = zones::limits_and_zones(&device)? else {
+        return Err(not_zoned(if device.is_block() { &device.path } else { path }));
     };
+    let kind = if device.is_block() { "device" } else { "file" };
     if json {
         let zones: Vec<Value> = zones.iter().map(zone_value).collect();
         let value = json!({
@@ -155,19 +126,6 @@ fn report(path: &Path, json: bool) -> anyhow::Result<()> {
         writeln!(text, "{}", Line(zone))?;
     }
     print(text)
-}
-
-fn zones_of_device(device: &Device) -> anyhow::Result<(ZoneLimits, Vec<Zone>)> {
-    let path = || device.path.display().to_string();
-    if !device.file().is_some_and(ZonedDevice::is_zoned) {
-        return Err(not_zoned(&device.path));
-    }
-    let zoned = ZonedDevice::new_read_only(device.share()?, IoMode::Sync).with_context(path)?;
-    let limits = zoned.limits();
-    let mut zones = vec![Zone::UNKNOWN; limits.zones as usize];
-    let found = zoned.report(0, &mut zones).map_err(std::io::Error::from).with_context(path)?;
-    zones.truncate(found);
-    Ok((limits, zones))
 }
 
 fn not_zoned(path: &Path) -> anyhow::Error {

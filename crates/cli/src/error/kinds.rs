@@ -45,7 +45,8 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         | ErrorKind::Overlaps
         | ErrorKind::ZonedFileInUse
         | ErrorKind::FreshnessFileInUse
-        | ErrorKind::SidecarExists => Status::Busy,
+        | ErrorKind::SidecarExists
+        | ErrorKind::LoopDeviceInUse => Status::Busy,
         _ => Status::Wrong,
     })
 }
@@ -69,6 +70,9 @@ pub(super) fn is_of_command_line(kind: ErrorKind) -> bool {
             | ErrorKind::RootHash
             | ErrorKind::VerityLayout
             | ErrorKind::InvalidOption
+            | ErrorKind::OutputIsInput
+            | ErrorKind::InputIsOutput
+            | ErrorKind::InputIsDirectory
     )
 }
 
@@ -97,6 +101,7 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         ErrorKind::NotLuks { may_be_plain: false, .. } => {
             format!("run `inlock doctor {path}` to search for a header; --header names a detached one")
         }
+        ErrorKind::LoopDeviceInUse => format!("unmount {path}, or stop its other users, and detach it"),
         ErrorKind::NoEngine => hint_of_engine(cause(error)),
         ErrorKind::Length => return cause::<ControlError>(error).and_then(hint_of_length).map(str::to_owned),
         kind if is_of_command_line(kind) => "run `inlock --help` to list actions and options".to_owned(),
@@ -136,6 +141,7 @@ fn fixed_hint(kind: ErrorKind) -> Option<&'static str> {
         .or_else(|| of_layer(kind))
         .or_else(|| of_table(kind))
         .or_else(|| of_resize(kind))
+        .or_else(|| of_copy(kind))
 }
 
 fn of_device(kind: ErrorKind) -> Option<&'static str> {
@@ -180,6 +186,7 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZoneMisfit(ZoneHint::Unit) => "set a smaller unit with --sector-size",
         ErrorKind::ZoneMisfit(ZoneHint::Offset) => "set the data offset with --offset",
         ErrorKind::SidecarExists => "remove it to start over",
+        ErrorKind::ZonedFileEmpty => "add the length of all zones together, as in --size 1G",
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
@@ -192,6 +199,9 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
 
 fn of_key(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
+        ErrorKind::BackupExists => "choose another name; an old backup is never overwritten",
+        ErrorKind::BackupNotWritten => "check the directory, its permissions and its free space",
+        ErrorKind::NotABackup => "use a file that `luksHeaderBackup` has created",
         ErrorKind::NotLuks2 => "only LUKS2 has this; `inlock luksDump` shows the version",
         ErrorKind::NotLuks { .. } => "use --type plain for a volume without a header, --header for a detached header",
         ErrorKind::Ambiguous => {
@@ -313,11 +323,31 @@ fn of_layer(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::NoHoles => "use --holes noise: a hole is then what it decrypts to, as in dm-crypt",
         ErrorKind::NotVerity => "name the device with the superblock, its --hash-offset, or --no-superblock",
         ErrorKind::VerityParameter => "leave it out, or use --no-superblock for a device without superblock",
+        ErrorKind::VerityOverlap => "set --data-blocks and --hash-offset, so that the tree is behind the data",
+        ErrorKind::VerityDataBlocks => "lower --data-blocks, or leave it out",
         ErrorKind::FecOverlaps => {
             "set --fec-offset, so that the parity is behind the tree, or use another --fec-device"
         }
         ErrorKind::CorruptRoot => "check the root hash; the tree belongs to another one, or was changed",
         ErrorKind::CorruptBlock => "restore the block from a copy",
+        _ => return None,
+    })
+}
+
+fn of_copy(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::OutputTooSmall => "use --range to export a part of the volume",
+        ErrorKind::OutsideVolume => "use --range OFFSET:LENGTH, in bytes or with units: 1M:512K",
+        ErrorKind::InputTooLong => "enlarge the image first (truncate -s SIZE IMAGE), or truncate the input",
+        ErrorKind::InputTooShort => "use --range OFFSET: without a length for all of the input",
+        ErrorKind::InputGoesOn => "enlarge the image, or truncate the input",
+        ErrorKind::ZoneGranularity => "use a --range that starts at a multiple",
+        ErrorKind::ZoneCapacity => "use an image for zones of this capacity",
+        ErrorKind::ZonePointer => {
+            "open the volume with --via ublk and reset its zones (blkzone reset), or use another --range"
+        }
+        ErrorKind::ZoneState => "use a --range without it",
+        ErrorKind::TooManyZones => "use an image that leaves fewer zones partly written",
         _ => return None,
     })
 }

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use inlock_volume::Printable;
 
 use super::log_file;
-use crate::error::{CliError, Status, hint_of, message_of, own_error, status_of};
+use crate::error::{CliError, Status, hint_of, kind_of, message_of, own_error, status_of};
+use inlock_open::ErrorKind;
 
 /// Prints a result to standard output, with escapes as JSON strings have them.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
@@ -126,7 +127,7 @@ pub(crate) fn warn(text: impl Display) {
 /// Prints an error with its hint, unless it is silent, and returns the status to exit with.
 pub(crate) fn report(error: &anyhow::Error) -> Status {
     let is_silent = |error: &CliError| matches!(error, CliError::No | CliError::Silent(_) | CliError::OutputClosed);
-    let silent = own_error(error).is_some_and(is_silent);
+    let silent = own_error(error).is_some_and(is_silent) || kind_of(error) == Some(ErrorKind::OutputClosed);
     if !silent {
         lines_of(error).for_each(print_stderr);
     }

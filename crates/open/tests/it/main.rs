@@ -1,6 +1,8 @@
 //! Opening volumes as a program does that is not the command.
 
+mod copies;
 mod create;
+mod examine;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,10 @@ struct Image(tempfile::TempDir);
 
 impl Image {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut FormatOptions)) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let image = Self(dir);
         let file = std::fs::File::options().read(true).write(true).create_new(true).open(image.path()).expect("a file");
@@ -38,6 +44,7 @@ impl Image {
         let mut options = FormatOptions::default();
         options.kdf = KdfRequest::new(KdfKind::Pbkdf2);
         options.kdf.forced_iterations = Some(1000);
+        change(&mut options);
         luks2::format(&FileDevice::new(file), options, &Secret::new(PASSPHRASE.into())).expect("a volume");
         image
     }

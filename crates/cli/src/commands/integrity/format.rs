@@ -1,11 +1,10 @@
 //! `integrity format`: creates a volume, and writes zeroes with their tags, or marks, unless `--no-wipe` is set.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Fill, FormatOptions, Marks, Mode, OpenOptions as IntegrityOpenOptions, format};
+use inlock_integrity::{Fill, FormatOptions};
 
 use crate::args::integrity::integrity_options;
 use crate::args::options::Options;
@@ -17,16 +16,13 @@ use crate::ui::progress::Show;
 use crate::ui::terminal;
 use inlock_open::backing;
 use inlock_open::device::OpenMode;
-use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
-use inlock_open::integrity_options::{HashOptions, IntegrityOptions, JournalCipherOptions};
+use inlock_open::integrity::IntegrityDevices;
+use inlock_open::integrity_format;
+use inlock_open::integrity_options::{HashOptions, IntegrityOptions};
 use inlock_open::open;
 use inlock_open::path_text;
 use inlock_open::signatures;
 use inlock_open::source::OpenOptions;
-use inlock_open::wipe::wipe;
-
-/// Bytes of the new superblock, at the start of its device.
-const SUPERBLOCK_LEN: u64 = 4096;
 
 /// A volume to create.
 pub(super) struct FormatArgs {
@@ -97,28 +93,10 @@ impl FormatArgs {
                 terminal::confirm(&text, CliError::NotConfirmed)?;
             }
         }
-        let mut options = self.options.clone();
-        let hash = self.integrity.hash.load()?;
-        if self.fill == Some(Fill::Marks) {
-            let tag_size = options.tag_size.unwrap_or(hash.len());
-            Marks::of_hash(Arc::clone(&hash), None, tag_size, options.block_len).map_err(cannot_use(&self.image))?;
-        }
-        options.internal_hash = Some(hash);
-        options.journal_mac = self.integrity.journal_mac.as_ref().map(HashOptions::load).transpose()?;
-        options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherOptions::load).transpose()?;
-        (options.overwrite, options.long_journal) = (true, self.integrity.journal.long);
-        let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
-        format(&stores, &options).map_err(cannot_use(&self.image))?;
-        signatures::wipe(&devices.metadata, SUPERBLOCK_LEN)?;
-        let Some(fill) = self.fill else { return Ok(()) };
-        let options = IntegrityOpenOptions {
-            tag_size: options.tag_size,
-            internal_hash: options.internal_hash,
-            journal_mac: options.journal_mac,
-            journal_cipher: options.journal_cipher,
-            ..self.integrity.journal.apply(IntegrityOpenOptions::new(Mode::Direct))
-        };
-        watch(&self.image, fill, self.show, |watch| wipe(&self.image, stores, options, 0, (fill, None), watch))
+        let (image, options, fill) = (&self.image, self.options.clone(), self.fill);
+        watch(image, fill.unwrap_or(Fill::Zeroes), self.show, |watch| {
+            integrity_format::create(&devices, image, &self.integrity, options, fill, watch)
+        })
     }
 }
 

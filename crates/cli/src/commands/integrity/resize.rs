@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use inlock_engine::store::file::IoMode;
-use inlock_integrity::{Fill, Marks, Mode, OpenOptions, load, resize};
+use inlock_integrity::Fill;
 use serde_json::{Value, json};
 
 use crate::args::integrity::integrity_options;
@@ -17,9 +15,9 @@ use crate::system::signals;
 use crate::ui::print::print_stderr;
 use crate::ui::progress::{Progress, Show};
 use inlock_open::device::OpenMode;
-use inlock_open::integrity::{IntegrityDevices, cannot_use, stores};
+use inlock_open::integrity::IntegrityDevices;
+use inlock_open::integrity_format;
 use inlock_open::integrity_options::IntegrityOptions;
-use inlock_open::wipe::wipe;
 use inlock_serve::control::client::Client;
 use inlock_serve::control::name::Name;
 
@@ -91,22 +89,10 @@ impl ResizeArgs {
         }
         let devices =
             IntegrityDevices::open(context(), &self.image, self.integrity.data_device.as_deref(), OpenMode::Write)?;
-        for device in std::iter::once(&devices.metadata).chain(&devices.data) {
-            device.check_writable()?;
-        }
-        let options = self.integrity.load()?;
-        let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
-        if self.fill == Some(Fill::Marks) {
-            // Before anything is changed.
-            let (superblock, _) = load(&stores, &options).map_err(cannot_use(&self.image))?;
-            let hash = options.internal_hash.clone().context("the tags are not internal")?;
-            Marks::of_hash(hash, None, usize::from(superblock.tag_size), superblock.block_len())
-                .map_err(cannot_use(&self.image))?;
-        }
-        let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
-        let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
-        let options = OpenOptions { mode: Mode::Direct, ..options };
-        watch(&self.image, fill, self.show, |watch| wipe(&self.image, stores, options, before, (fill, None), watch))
+        let (image, sectors, fill) = (&self.image, self.sectors, self.fill);
+        watch(image, fill.unwrap_or(Fill::Zeroes), self.show, |watch| {
+            integrity_format::resize(&devices, image, &self.integrity, sectors, fill, watch)
+        })
     }
 }
 

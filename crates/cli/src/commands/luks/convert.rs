@@ -7,12 +7,12 @@ use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::args::source::volume_type_of;
 use crate::error::CliError;
-use crate::header_file;
 use crate::host::context;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
 use inlock_open::header::{cannot_load_from, load_volume};
 use inlock_open::header_access::HeaderAccess;
+use inlock_open::header_backup;
 use inlock_open::path_text;
 use inlock_open::source::{Luks, VolumeType};
 
@@ -50,7 +50,7 @@ struct ConvertArgs {
 
 fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.backup {
-        header_file::check_new(file)?;
+        header_backup::check_new(file)?;
     }
     let access = HeaderAccess::open(context(), &args.device)?;
     access.device.check_writable()?;
@@ -77,8 +77,8 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     let warning = format!("This operation will convert {} to LUKS{} format.\n", path_text::shown(path), args.version);
     confirm_change(args.batch, &warning, "Operation aborted, device was NOT converted.")?;
     if let Some(file) = &args.backup {
-        let backup = HeaderBackup::of_device(&access.header).map_err(header_file::cannot_back_up(path))?;
-        header_file::write(&backup, file)?;
+        let backup = HeaderBackup::of_device(&access.header).map_err(header_backup::cannot_back_up(path))?;
+        header_backup::write(context(), &backup, file)?;
     }
     let needed = conversion.header_len();
     if needed > access.device.len && !access.device.is_block() && args.version == 2 {

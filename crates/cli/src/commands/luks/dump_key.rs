@@ -11,13 +11,13 @@ use zeroize::Zeroizing;
 
 use crate::error::CliError;
 use crate::host::context;
-use crate::output;
 use crate::ui::print::print;
 use crate::ui::terminal::confirm_change;
 use inlock_open::header::Header;
 use inlock_open::path_text;
 use inlock_open::secret::Ask;
 use inlock_open::source::{HeaderOptions, KeyOptions};
+use inlock_open::{ErrorKind, output};
 
 const VOLUME_KEY_WARNING: &str = "The header dump with volume key is sensitive information\n\
     that allows access to encrypted partition without a passphrase.\n\
@@ -121,11 +121,13 @@ fn cipher(volume: &Volume) -> String {
 
 /// Writes the key to a new file, for its owner only.
 fn write_key(path: &Path, key: &VolumeKey) -> anyhow::Result<()> {
-    output::write_new(path, key.as_bytes()).map_err(|error| {
+    output::write_new(context(), path, key.as_bytes()).map_err(|error| {
         let message = format!("Cannot open keyfile {} for write.", path.display());
-        match output::exists(&error) {
-            true => CliError::refused(message, "name a new file; an existing one is not overwritten"),
-            false => error.context(message),
+        match error.kind() {
+            ErrorKind::OutputExists => {
+                CliError::refused(message, "name a new file; an existing one is not overwritten")
+            }
+            _ => anyhow::Error::from(error).context(message),
         }
     })
 }

@@ -6,9 +6,9 @@ use crate::args::action::{Action, HEADER, IMAGE, Prepared};
 use crate::args::options::Options;
 use crate::args::source::header_args;
 use crate::error::CliError;
-use crate::header_file;
 use crate::host::context;
 use inlock_open::header::Header;
+use inlock_open::header_backup;
 use inlock_open::source::HeaderOptions;
 
 pub(crate) const ACTION: Action = Action {
@@ -31,7 +31,7 @@ pub(super) fn backup_file(options: &Options) -> anyhow::Result<PathBuf> {
 }
 
 fn run(args: &HeaderOptions, file: &Path) -> anyhow::Result<()> {
-    header_file::check_new(file)?;
+    header_backup::check_new(file)?;
     let header = Header::load(context(), args, false)?;
-    header_file::create(&header.device, file)
+    Ok(header_backup::create(&header.device, file)?)
 }

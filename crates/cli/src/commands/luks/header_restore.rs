@@ -6,11 +6,11 @@ use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 
 use super::header_backup::backup_file;
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
-use crate::error::{CliError, kind_of};
-use crate::header_file;
+use crate::error::CliError;
 use crate::host::context;
 use crate::ui::terminal;
 use inlock_open::header_access::HeaderAccess;
+use inlock_open::header_backup;
 use inlock_open::path_text;
 use inlock_open::signatures;
 use inlock_open::{Error, ErrorKind};
@@ -33,12 +33,13 @@ fn run(device: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let access = HeaderAccess::open(context(), device)?;
     access.device.check_writable()?;
     // Of the file, not of the device: status 1, as in cryptsetup.
-    let backup = header_file::read(file).map_err(|error| match kind_of(&error) {
-        Some(ErrorKind::NoDevice { .. } | ErrorKind::NotADevice) => {
+    let backup = header_backup::read(context(), file).map_err(|error| match error.kind() {
+        ErrorKind::NoDevice { .. } | ErrorKind::NotADevice => {
             let hint = "use a file that `luksHeaderBackup` has created";
-            error.context(CliError::Refused { message: "Header backup file cannot be used.".to_owned(), hint })
+            anyhow::Error::from(error)
+                .context(CliError::Refused { message: "Header backup file cannot be used.".to_owned(), hint })
         }
-        _ => error,
+        _ => error.into(),
     })?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;

@@ -97,7 +97,7 @@ fn run(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()
     }
     let slots = volume.report_keyslots(&access.header, &KdfLimits::default())?;
     for slot in slots.iter().filter(|slot| matches!(slot.state, KeyslotState::Overwritten { .. })) {
-        let state = doctor::keyslot(slot.number, &slot.state).state;
+        let state = doctor::keyslot_state(slot.number, &slot.state);
         warn(format_args!("{}: keyslot {} {state}", path.display(), slot.number));
     }
     if unproven.is_empty() { Ok(()) } else { Err(unproved(path, &unproven)) }

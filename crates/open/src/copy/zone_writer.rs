@@ -4,15 +4,14 @@
 //! other byte of a zone are not written: the zone keeps its free space, and an image made by `export` restores the
 //! write pointers.
 
-use anyhow::Context;
 use inlock_engine::BlockingDevice;
 use inlock_engine::Errno;
 use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind};
 use inlock_engine::{RequestError, zoned};
 
-use super::super::copy::is_zero;
-use crate::error::CliError;
-use inlock_open::zones;
+use super::is_zero;
+use crate::error::{Error, ErrorKind, Result};
+use crate::zones;
 
 /// Writes an image in order, at most one zone at a time.
 pub(super) struct ZoneWriter<'a> {
@@ -26,7 +25,7 @@ pub(super) struct ZoneWriter<'a> {
 impl<'a> ZoneWriter<'a> {
     /// Checks the zones of the `len` bytes from `start`, of which at least `sure` will be written. `None`: the device
     /// has no zones.
-    pub(super) fn new(device: &'a BlockingDevice, start: u64, len: u64, sure: u64) -> anyhow::Result<Option<Self>> {
+    pub(super) fn new(device: &'a BlockingDevice, start: u64, len: u64, sure: u64) -> Result<Option<Self>> {
         let Some(zoned::ZoneLimits { write_granularity, .. }) = device.device().zone_limits() else { return Ok(None) };
         let writer = Self {
             device,
@@ -35,10 +34,8 @@ impl<'a> ZoneWriter<'a> {
             filling: None,
         };
         if !start.is_multiple_of(write_granularity.into()) && writer.zone(start).is_ok_and(is_sequential) {
-            return Err(CliError::refused(
-                format!("Byte {start} is not a multiple of the write granularity of {write_granularity} bytes."),
-                "use a --range that starts at a multiple",
-            ));
+            let text = format!("Byte {start} is not a multiple of the write granularity of {write_granularity} bytes.");
+            return Err(Error::new(ErrorKind::ZoneGranularity, text));
         }
         // Checked before the first byte is written, as far as the length is known.
         for zone in writer.zones.iter().filter(|zone| zone.start < start + sure) {
@@ -47,18 +44,19 @@ impl<'a> ZoneWriter<'a> {
         Ok(Some(writer))
     }
 
-    fn zone(&self, at: u64) -> anyhow::Result<&Zone> {
-        zones::at(&self.zones, at).with_context(|| format!("no zone contains byte {at}"))
+    fn zone(&self, at: u64) -> Result<&Zone> {
+        let none = || Error::new(ErrorKind::Failed, format!("no zone contains byte {at}"));
+        zones::at(&self.zones, at).ok_or_else(none)
     }
 
     /// Returns the number of bytes from `at` to the end of its zone.
-    pub(super) fn room(&self, at: u64) -> anyhow::Result<u64> {
+    pub(super) fn room(&self, at: u64) -> Result<u64> {
         self.zone(at).map(|zone| zone.start + zone.len - at)
     }
 
     /// Writes the first `len` bytes of `buffer`, which are in one zone, at `at`. At the end of the image the last block
     /// is padded with zeroes; the buffer is long enough.
-    pub(super) fn write(&mut self, buffer: &mut [u8], len: usize, at: u64) -> anyhow::Result<()> {
+    pub(super) fn write(&mut self, buffer: &mut [u8], len: usize, at: u64) -> Result<()> {
         let zone = *self.zone(at)?;
         if !is_sequential(&zone) {
             return self.device.write_at(&buffer[..len], at).map_err(|error| failed(error, at));
@@ -79,14 +77,12 @@ impl<'a> ZoneWriter<'a> {
         let end = at + bytes.len() as u64;
         let capacity = zone.start + zone.capacity;
         if end > capacity {
-            return Err(CliError::refused(
-                format!(
-                    "The image has data up to byte {end}, but the capacity of the zone at byte {} ends at byte \
-                     {capacity}; the bytes before {at} were written.",
-                    zone.start
-                ),
-                "use an image for zones of this capacity",
-            ));
+            let text = format!(
+                "The image has data up to byte {end}, but the capacity of the zone at byte {} ends at byte {capacity}; \
+                 the bytes before {at} were written.",
+                zone.start
+            );
+            return Err(Error::new(ErrorKind::ZoneCapacity, text));
         }
         if written < at {
             self.device.write_zeroes(written, at - written).map_err(|error| failed(error, written))?;
@@ -102,7 +98,7 @@ fn is_sequential(zone: &Zone) -> bool {
 }
 
 /// Refuses a zone whose write pointer is not at `at`.
-fn check(zone: &Zone, at: u64) -> anyhow::Result<()> {
+fn check(zone: &Zone, at: u64) -> Result<()> {
     if !is_sequential(zone) {
         return Ok(());
     }
@@ -111,25 +107,22 @@ fn check(zone: &Zone, at: u64) -> anyhow::Result<()> {
         Some(pointer) if pointer == at => Ok(()),
         // Only zeroes may follow, which are not written.
         Some(pointer) if at >= start + zone.capacity && pointer >= start + zone.capacity => Ok(()),
-        Some(pointer) => Err(CliError::refused(
-            format!("Zone {start}: write pointer {pointer}, but data is for {at}."),
-            "open the volume with --via ublk and reset its zones (blkzone reset), or use another --range",
-        )),
+        Some(pointer) => {
+            let text = format!("Zone {start}: write pointer {pointer}, but data is for {at}.");
+            Err(Error::new(ErrorKind::ZonePointer, text))
+        }
         None => {
             let state = if condition == ZoneCondition::Offline { "offline" } else { "read-only" };
-            Err(CliError::refused(format!("Zone {start} is {state}."), "use a --range without it"))
+            Err(Error::new(ErrorKind::ZoneState, format!("Zone {start} is {state}.")))
         }
     }
 }
 
-fn failed(error: RequestError, at: u64) -> anyhow::Error {
+fn failed(error: RequestError, at: u64) -> Error {
     let full = matches!(error, RequestError::Io(Errno::OVERFLOW | Errno::TOOMANYREFS));
-    let error = anyhow::Error::from(error).context(format!("cannot write at {at}"));
+    let error = Error::with_source(ErrorKind::Failed, format!("cannot write at {at}"), error);
     if !full {
         return error;
     }
-    error.context(CliError::Refused {
-        message: "Too many zones would be active".to_owned(),
-        hint: "use an image that leaves fewer zones partly written",
-    })
+    Error::with_source(ErrorKind::TooManyZones, "Too many zones would be active", error)
 }
