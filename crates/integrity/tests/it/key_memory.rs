@@ -1,5 +1,5 @@
-//! Keys in memory: the states of HMACs and the keys of AEADs are gone when a device is, from the heap and from the stacks
-//! of its threads.
+//! Keys in memory: the states of HMACs and the keys of AEADs are gone when a device is, from the heap and from the
+//! stacks of its threads.
 
 use crate::support::{formatted, memory, open_options};
 use inlock_cipher::{Aead, DataUnitSize, IvNumbering, Sector, known_aead_specs};

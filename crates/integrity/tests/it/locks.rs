@@ -280,8 +280,8 @@ fn write_of_a_part_waits_for_one_of_the_whole_block() {
     assert!(data[..256] == [7; 256] || data[..256] == [6; 256]);
 }
 
-/// A step of a recalculation has read the tags of its blocks, and waits for the data. Others fill the cache meanwhile, so
-/// that the tags are read once more before they are changed: if that fails, so does the step.
+/// A step of a recalculation has read the tags of its blocks, and waits for the data. Others fill the cache meanwhile,
+/// so that the tags are read once more before they are changed: if that fails, so does the step.
 #[test]
 fn recalculation_fails_if_tags_that_left_the_cache_cannot_be_read() {
     const TAG: usize = 250;
