@@ -139,3 +139,23 @@ fn read_only_device_reads_a_section_once() {
     }
     assert_eq!(calls.load(Ordering::SeqCst) - before, 1);
 }
+
+/// A superblock may ask for more bits than the journal's place has room for: the volume is refused, by the field.
+#[test]
+fn bitmap_that_is_longer_than_its_place_is_refused() {
+    // A section of 16 sectors has room for 2^16 bits.
+    let format = FormatOptions { tag_size: Some(240), journal_sectors: Some(16), ..options("crc32c") };
+    for (blocks, is_possible) in [(1 << 16, true), ((1 << 16) + 8, false)] {
+        let (data, meta) = formatted(&format, blocks * 512, Some(17 << 20));
+        let mut meta = meta.unwrap();
+        // DIRTY_BITMAP, of one bit for each block.
+        meta[24] |= 4;
+        meta[29] = 0;
+        let stores = Stores::separate(memory(data), memory(meta));
+        let loaded = inlock_integrity::load(&stores, &open_options(Mode::Bitmap, &format));
+        assert_eq!(loaded.as_ref().map(|(superblock, _)| superblock.journal_sections).unwrap_or(1), 1);
+        let error = loaded.err().map(|error| format!("{error:?}"));
+        assert_eq!(error.is_none(), is_possible, "{error:?}");
+        assert!(error.is_none_or(|error| error.contains("log2_blocks_per_bitmap_bit")));
+    }
+}

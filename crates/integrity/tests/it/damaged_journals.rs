@@ -6,8 +6,8 @@ use inlock_cipher::VolumeKey;
 use inlock_engine::store::{memory::MemoryStore, read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
-    FormatOptions, IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, JournalDamage, Mode, OpenOptions,
-    Stores,
+    FormatOptions, IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, JournalDamage, MAX_JOURNAL_SECTORS,
+    Mode, OpenOptions, Stores,
 };
 use std::sync::Arc;
 
@@ -176,7 +176,28 @@ fn long_journal_is_refused_without_its_option() {
     let format = FormatOptions { internal_hash: hash, journal_sectors: Some(4 << 20), ..format };
     let sizes = inlock_integrity::DeviceSizes { data: 8 << 20, meta: None, start: 0 };
     assert!(matches!(format.superblock(&sizes), Err(IntegrityError::LongJournal { .. })));
-    assert!(FormatOptions { long_journal: true, ..format }.superblock(&sizes).is_ok());
+    assert!(FormatOptions { long_journal: true, ..format.clone() }.superblock(&sizes).is_ok());
+    // One that exists, of sections of 64 sectors.
+    let format = FormatOptions { tag_size: Some(56), long_journal: true, ..format };
+    for (sectors, is_long) in [(MAX_JOURNAL_SECTORS, false), (MAX_JOURNAL_SECTORS + 64, true)] {
+        let sizes = inlock_integrity::DeviceSizes { data: sectors + (1 << 12), ..sizes };
+        let format = FormatOptions { journal_sectors: Some(sectors), ..format.clone() };
+        let superblock = format.superblock(&sizes).unwrap();
+        // Pages that are not written to take no memory.
+        let mut bytes = vec![0; (sizes.data * 512) as usize];
+        bytes[..4096].copy_from_slice(&superblock.encode(None, false)[..]);
+        let stores = Stores::interleaved(memory(bytes));
+        for (mode, long_journal) in
+            [(Mode::Journal, false), (Mode::Direct, false), (Mode::Direct, true), (Mode::Recovery, false)]
+        {
+            let options = OpenOptions { long_journal, ..open_options(mode, &format) };
+            let is_refused = is_long && !long_journal && mode != Mode::Recovery;
+            match inlock_integrity::load(&stores, &options) {
+                Ok(_) => assert!(!is_refused, "{sectors} {mode:?}"),
+                Err(error) => assert!(is_refused && matches!(error, IntegrityError::LongJournal { .. }), "{error}"),
+            }
+        }
+    }
 }
 
 /// A journal of zeroes takes no space yet, and an open writes it: not more than 64 MiB without being asked.

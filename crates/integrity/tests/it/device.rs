@@ -246,8 +246,8 @@ fn finished_recalculation_is_not_refused_and_not_repeated() {
     assert!(open(&bytes, Mode::Journal).is_err());
 }
 
-/// A recalculation that is asked for again, after its end or in the middle of it, begins with the first block, also if
-/// the volume is opened once more before its first step.
+/// A recalculation that is asked for after one that has finished, or that was interrupted, begins with the first block,
+/// also if the volume is opened once more before its first step.
 #[test]
 fn recalculation_that_is_asked_for_again_begins_with_the_first_block() {
     let format = FormatOptions { internal_hash: Some(hash("crc32c")), recalculate: true, ..options(512, true) };

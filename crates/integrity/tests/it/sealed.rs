@@ -110,7 +110,7 @@ fn long_write_makes_a_section_of_its_own() {
     write_all(&store, &[1; 512], section as u64 - 512);
     assert_eq!(used(), 1, "the shared one has none before another is begun");
     assert!(read_all(&store, section, section as u64).unwrap().iter().all(|byte| *byte == 2));
-    // Other blocks of the shared section are others.
+    // The shared one has another block.
     store.device().close().unwrap();
     let first_entry = |number| {
         let at = store.device().layout().section_at(number) as usize;
