@@ -250,7 +250,7 @@ fn options_before_tls_get_the_replies_of_the_mode() {
     plain.go(b"").unwrap();
 }
 
-/// What a client has not sent is not taken for zeroes.
+// What a client has not sent is not taken for zeroes.
 #[test]
 fn option_of_a_client_that_ends_within_it_gets_no_reply() {
     let served = Secured::new(TlsMode::Required, Limits::default());
