@@ -312,6 +312,24 @@ mod tests {
     }
 
     #[test]
+    fn table_with_other_discards_than_the_volume_is_refused() {
+        let key = "00".repeat(32);
+        let with = |options: &str| format!("0 8 crypt aes-cbc-plain {key} 0 7:0 0 {options}");
+        let linear = "0 8 linear 7:0 0".to_owned();
+        for (text, allowed, refused) in [
+            (with("1 allow_discards"), true, None),
+            (with("1 allow_discards"), false, Some(ErrorKind::TableAllowsDiscards)),
+            (with(""), true, Some(ErrorKind::TableForbidsDiscards)),
+            (with(""), false, None),
+            (linear.clone(), true, None),
+            (linear, false, None),
+        ] {
+            let checked = check_discards(&Table::parse(&text).unwrap(), allowed);
+            assert_eq!(checked.map_err(|error| error.kind()).err(), refused, "{text}, {allowed}");
+        }
+    }
+
+    #[test]
     fn line_that_cuts_blocks_of_direct_io_is_refused() {
         let key = "00".repeat(32);
         for (line, block, fault) in [

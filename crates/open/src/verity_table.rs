@@ -220,6 +220,23 @@ mod tests {
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
     use inlock_testing::{Call, ScriptedStore, Verdict};
+    use inlock_volume::table::AnyTable;
+
+    #[test]
+    fn table_of_a_volume_is_the_one_that_opens_it() {
+        let (root, salt) = ("ab".repeat(64), "cd".repeat(7));
+        for text in [
+            format!(
+                "0 2000 verity 0 /dev/a /dev/b 1024 512 1000 7 sha512 {root} {salt} 2 ignore_corruption ignore_zero_blocks"
+            ),
+            format!("0 3200 verity 1 /dev/a /dev/b 4096 2048 400 1 sha256 {} -", &root[..64]),
+        ] {
+            let AnyTable::Verity(table) = AnyTable::parse(&text).unwrap() else { panic!("{text}") };
+            let opening = opening(&table.verity).unwrap();
+            let found = of_volume(&opening, Path::new("/dev/a"), Path::new("/dev/b"));
+            assert_eq!((found.sectors, found.verity), (table.sectors, table.verity), "{text}");
+        }
+    }
 
     #[test]
     fn plaintext_ends_with_its_device_and_fails_with_it() {

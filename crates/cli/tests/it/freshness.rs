@@ -1,7 +1,7 @@
 //! `--freshness`: an older copy of an image is refused, and the newest one is not, also after a kill.
 
 use crate::harness::control::{Named, Run};
-use crate::harness::{Dir, Ended, FAST, call_with, inlock, noise, run};
+use crate::harness::{Dir, Ended, FAST, call_with, noise};
 use std::fs;
 use std::path::Path;
 
@@ -286,17 +286,4 @@ fn wrong_files_and_options_are_explained() {
     export(&fresh.file, &plain).fails(1, &["needs a LUKS2 volume with integrity protection"]);
     call_with(b"", ["export", "--type", "raw", "--freshness", &fresh.file, &plain, "-"])
         .fails(1, &["Option --freshness is not allowed with type raw."]);
-}
-
-#[test]
-fn freshness_file_is_found_by_a_name_without_a_directory() {
-    let fresh = Fresh::new(&[]);
-    let import = |more: &[&str]| {
-        let words = ["import", "input", "image", "--freshness", "other"];
-        run(inlock().current_dir(fresh.dir.path("")).args(words).args(more), b"secret")
-    };
-    import(&[]).fails(4, &["other does not exist"]);
-    import(&["--freshness-accept"]).works();
-    assert_eq!(fs::metadata(fresh.dir.path("other")).unwrap().len(), 8192);
-    import(&[]).works();
 }

@@ -550,6 +550,21 @@ mod tests {
     }
 
     #[test]
+    fn option_of_more_bytes_than_are_skipped_ends_the_connection() {
+        let export =
+            Export { name: String::new(), description: String::new(), size: 0, flags: 1, preferred_block: 4096 };
+        for (len, expected) in [(MAX_SKIPPED, Ok(16)), (MAX_SKIPPED + 1, Err(Violation::OptionLength(MAX_SKIPPED + 1)))]
+        {
+            let mut handshake = Handshake::new(&mut Vec::new());
+            let header = [&OPTION_MAGIC.to_be_bytes()[..], &99u32.to_be_bytes(), &len.to_be_bytes()].concat();
+            let input = [&3u32.to_be_bytes()[..], &header].concat();
+            let flags = handshake.advance(&mut &export, &input, &mut Vec::new()).unwrap().0;
+            let advanced = handshake.advance(&mut &export, &input[flags..], &mut Vec::new());
+            assert_eq!(advanced.map(|(used, _)| used), expected);
+        }
+    }
+
+    #[test]
     fn information_of_another_kind_or_length_is_no_export() {
         let parse = |kind: u16, rest: &[u8]| {
             parse_export(&[&kind.to_be_bytes()[..], &77u64.to_be_bytes(), &5u16.to_be_bytes(), rest].concat())

@@ -1,9 +1,11 @@
 //! The volume as a file, through the kernel, as programs use it.
 
 use crate::support::{Faults, FaultyStore, MIB, READ_WRITE_DISCARD, device, memory, pattern, store_len};
+use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, BlockingDevice, Device};
 use inlock_frontend::fuse::loop_device::{LoopDevice, LoopError, LoopOptions};
 use inlock_frontend::fuse::mount::{FuseError, FuseMount, FuseOptions};
+use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -62,7 +64,7 @@ fn file_has_bytes_of_volume() {
     let device = device(memory(4 * MIB), 4096, READ_WRITE_DISCARD);
     let Some(mut shown) = Shown::new(&device) else { return };
     let metadata = shown.path().metadata().unwrap();
-    assert_eq!((metadata.len(), metadata.blocks()), (4 * MIB, 4 * MIB / 512));
+    assert_eq!((metadata.len(), metadata.blocks(), metadata.blksize()), (4 * MIB, 4 * MIB / 512, 4096));
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     let mut model = plaintext(&device);
     let file = shown.open(OFlags::empty()).unwrap();
@@ -116,6 +118,35 @@ fn several_programs_read_and_write_at_once() {
         let place = (part * MIB) as usize..((part + 1) * MIB) as usize;
         assert!(whole[place] == pattern(part * 100 + 5, MIB), "part {part}");
     }
+}
+
+#[test]
+fn each_thread_reads_at_the_same_time() {
+    let gate = Arc::new(Gate::default());
+    let held = Arc::clone(&gate);
+    let store = ScriptedStore::new(Arc::new(MemoryStore::new(vec![0; store_len(MIB) as usize])), move |call| {
+        if let Call::Read { .. } = call {
+            held.pass();
+        }
+        Verdict::Pass
+    });
+    // A data unit may be longer than a page of the kernel, and a block of the file is.
+    let device = device(Arc::new(store), 65536, READ_WRITE_DISCARD);
+    let Some(shown) = Shown::new(&device) else { return };
+    assert_eq!(shown.path().metadata().unwrap().blksize(), 65536);
+    let file = shown.open(OFlags::DIRECT).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        // As many as the mount has threads.
+        let read = |at: u64| file.read_at(&mut vec![0; 512], at * 65536).map_err(|error| error.kind());
+        let readers: Vec<_> = (0..4).map(|at| scope.spawn(move || read(at))).collect();
+        let waiting = || gate.waiting() == 4 || readers.iter().any(|reader| reader.is_finished());
+        inlock_tests::wait::eventually("all reads reach the store, or one fails", waiting, |met| *met);
+        gate.open();
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), Ok(512));
+        }
+    });
 }
 
 #[test]

@@ -254,6 +254,20 @@ fn clients_keep_what_they_negotiated() {
 }
 
 /// Threads of workers that end, the thread that watches clients, and clients in their handshake.
+#[test]
+fn export_has_so_many_clients_and_no_more() {
+    let mut options = ServerOptions::default();
+    (options.export_name, options.max_connections, options.io) = (NAME.into(), 2, IoMode::Sync);
+    let parking = Parking::start().expect("a thread");
+    let device = device(memory(LEN), 4096, READ_WRITE_DISCARD);
+    let server = ExportServer::start(device, &options, ExportLimits::default(), &parking);
+    let server = Arc::new(server.expect("the workers start"));
+    for _ in 0..3 {
+        let leases = [(); 3].map(|()| server.lease());
+        assert_eq!(leases.each_ref().map(Option::is_some), [true, true, false]);
+    }
+}
+
 /// Lets the writes of a store go on when dropped.
 struct Release(Arc<FaultyStore>);
 

@@ -304,6 +304,11 @@ fn plaintext_behind_starttls_is_never_an_option_or_a_request() {
         }
     }
     assert!(served.contents() == before, "a write was made");
+    // One that says nothing afterwards is not waited for.
+    let mut plain = served.greet();
+    plain.send(&[&option_bytes(STARTTLS, b"")[..], &[0xff; 64]].concat()).unwrap();
+    assert_eq!(plain.option_reply().unwrap().kind, ACK);
+    plain.expect_closed().unwrap();
     // What is sent early and is TLS is no attack.
     let mut plain = served.greet();
     let mut connection =

@@ -95,9 +95,10 @@ impl Run<'_> {
         command.env("INLOCK_TOKEN_PROTOCOL", "1").env("INLOCK_TOKEN_ID", token.number.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(pin) = self.pin {
-            // A PIN fits the buffer of a pipe.
             let (reader, mut writer) = io::pipe()?;
-            writer.write_all(pin.as_bytes())?;
+            // Nothing reads it yet.
+            rustix::io::ioctl_fionbio(&writer, true)?;
+            writer.write_all(pin.as_bytes()).map_err(|_| io::Error::other("the PIN does not fit a pipe"))?;
             let mapping = FdMapping { parent_fd: reader.into(), child_fd: PIN_FD };
             command.fd_mappings(vec![mapping]).map_err(io::Error::other)?;
             command.env("INLOCK_TOKEN_PIN_FD", PIN_FD.to_string());

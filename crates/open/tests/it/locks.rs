@@ -16,6 +16,7 @@ use inlock_testing::{Call, Verdict};
 use inlock_volume::{HeaderDevice, HeaderPolicy};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -139,17 +140,38 @@ impl Drop for Loop {
     }
 }
 
-/// On file systems without locks of ranges, only a name excludes those who name the file.
-#[test]
-fn loop_device_is_locked_under_the_name_of_its_file() {
+/// Returns a loop device over a file of 1 MiB. `None`: none can be made here, which it prints.
+fn loop_device() -> Option<(tempfile::NamedTempFile, Loop)> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(1 << 20).expect("room");
     let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
     let Some(made) = made.ok().filter(|made| made.status.success()) else {
         println!("SKIPPED: no loop device can be made here");
-        return;
+        return None;
     };
-    let node = Loop(String::from_utf8(made.stdout).expect("a path").trim().into());
+    Some((file, Loop(String::from_utf8(made.stdout).expect("a path").trim().into())))
+}
+
+#[test]
+fn block_device_in_use_is_opened_for_its_header_alone() {
+    let Some((_file, node)) = loop_device() else { return };
+    let open = |mode| Device::open(&silent(), &node.0, mode).map(drop);
+    let flag = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    let user = File::options().read(true).custom_flags(flag).open(&node.0).expect("it is free");
+    for mode in [OpenMode::Read, OpenMode::Header] {
+        open(mode).expect("another may use it");
+    }
+    for mode in [OpenMode::Write, OpenMode::Create] {
+        open(mode).expect_err("it is in use");
+    }
+    drop(user);
+    open(OpenMode::Write).expect("it is free");
+}
+
+/// On file systems without locks of ranges, only a name excludes those who name the file.
+#[test]
+fn loop_device_is_locked_under_the_name_of_its_file() {
+    let Some((file, node)) = loop_device() else { return };
     let open = |path: &Path| Device::open(&silent(), path, OpenMode::Write).expect("a device");
     let (device, backing) = (open(&node.0), open(file.path()));
     let is_locked = |device: &Device| lock_files(&device.identity()).iter().any(|file| is_locked(file));

@@ -7,7 +7,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_open::host::{Context, Host, Level};
 use inlock_open::open::ask_key;
 use inlock_open::settings::Settings;
-use inlock_open::source::VolumeType;
+use inlock_open::source::{NoJournal, VolumeType};
 use inlock_open::table::TableSource;
 use inlock_open::{ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_testing::Verdict;
@@ -86,6 +86,23 @@ fn curious_program_is_told_each_step() {
             "Detail: Key slot 0 unlocked.".to_owned(),
         ];
         assert_eq!(heard, wanted);
+    }
+}
+
+#[test]
+fn wipe_of_a_volume_without_integrity_is_refused_before_a_key_is_asked_for() {
+    let program = Curious::default();
+    let image = Image::new();
+    let plain = VolumeType::Plain(Plain::default());
+    let luks = OpenOptions::luks(image.path(), KeySource::Ask);
+    for mut options in [luks, OpenOptions::new(image.path(), plain, KeySource::Ask)] {
+        options.no_journal = Some(NoJournal::ResumeWipe);
+        let error = open(&program.context(), &options, false, None).map(drop).expect_err("it has none");
+        assert_eq!(error.kind(), ErrorKind::NeedsIntegrity);
+        assert!(!program.heard().contains(&"asked".to_owned()));
+        options.no_journal = Some(NoJournal::Option);
+        open(&program.context(), &options, false, None).map(drop).expect("it opens");
+        assert_eq!(program.heard().iter().filter(|text| text.contains("has no effect")).count(), 1);
     }
 }
 
