@@ -18,37 +18,50 @@ struct Line([u8; 64]);
 
 /// Zero bytes, wiped when dropped.
 pub(crate) struct LockedBytes {
-    lines: Box<[Line]>,
+    /// Start of the lines, from `Box::into_raw`: a box that moves would end the use of other pointers to them.
+    lines: NonNull<Line>,
+    count: usize,
     len: usize,
 }
+
+// SAFETY: the bytes are owned by the value and reached only through its borrows, as a box's are.
+unsafe impl Send for LockedBytes {}
+// SAFETY: as above; shared borrows only read.
+unsafe impl Sync for LockedBytes {}
 
 impl LockedBytes {
     /// Returns `len` zero bytes. Panics if the system has no memory left, like every allocation.
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0; 64]); len.div_ceil(64)].into(), len }
+        let count = len.div_ceil(64);
+        let lines = Box::into_raw(vec![Line([0; 64]); count].into_boxed_slice());
+        let lines = NonNull::new(lines.cast()).expect("a box is nowhere at address zero");
+        Self { lines, count, len }
     }
 
     /// Returns the place of the bytes, aligned to 64 of them.
     pub(crate) fn start(&self) -> NonNull<u8> {
-        NonNull::from(&*self.lines).cast()
+        self.lines.cast()
     }
 
     /// Returns the bytes.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the lines are arrays of bytes without padding, initialised, owned by `self` and borrowed.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the lines are arrays of bytes without padding, initialised, owned by `self` and borrowed; they have
+        // at least `len` bytes.
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
     }
 
     /// Returns the bytes, to be filled.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the lines are arrays of bytes without padding, initialised, owned by `self` and exclusively borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
     }
 }
 
 impl Drop for LockedBytes {
     fn drop(&mut self) {
-        self.lines.iter_mut().for_each(|line| line.0.zeroize());
+        // SAFETY: the pointer is that of a box of `count` lines, which nothing refers to after this value is gone.
+        let mut lines = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.lines.as_ptr(), self.count)) };
+        lines.iter_mut().for_each(|line| line.0.zeroize());
     }
 }
 

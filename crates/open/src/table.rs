@@ -2,10 +2,11 @@
 
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, against_policy, cannot_open};
 use crate::host::Context;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,6 +35,29 @@ fn unusable(text: String) -> impl FnOnce(TableError) -> Error {
 /// The error of a table that was taken twice.
 pub(crate) fn used_before() -> Error {
     Error::new(ErrorKind::Failed, "the table was used before")
+}
+
+/// The file of a table, or a line, which may have keys: it is wiped when dropped, and not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TableText(Zeroizing<Vec<u8>>);
+
+impl From<OsString> for TableText {
+    fn from(text: OsString) -> Self {
+        Self(Zeroizing::new(text.into_vec()))
+    }
+}
+
+impl TableText {
+    /// Returns the text.
+    pub fn as_os_str(&self) -> &OsStr {
+        OsStr::from_bytes(&self.0)
+    }
+}
+
+impl fmt::Debug for TableText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TableText(..)")
+    }
 }
 
 impl TableSource {

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
-use inlock_verity::{Fec, FecParameters, Layout, Parameters, Stores, Superblock, create, random_salt};
+use inlock_verity::{Fec, FecParameters, Layout, Parameters, Stores, Superblock, create, hash_named, random_salt};
 use uuid::Uuid;
 
 use crate::device::{Device, OpenMode};
+use crate::durable;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_open};
 use crate::host::Context;
 use crate::verity::{FecDevice, FecOptions, GivenParameters, VerityDevices, cannot_use, store};
@@ -65,6 +66,10 @@ impl VerityFormat {
         if self.given.salt.is_none() {
             parameters.salt = random_salt().map_err(cannot_use(path))?;
         }
+        if hash_named(&self.hash_name.to_ascii_lowercase()) != Some(parameters.hash) {
+            let text = format!("Hash {} of the superblock is not that of the tree.", self.hash_name);
+            return Err(Error::new(ErrorKind::VerityLayout, text));
+        }
         let layout = parameters.layout().map_err(|error| cannot_use(path)(error.into()))?;
         if devices.hash.is_none() && layout.data_len() > self.hash_offset {
             return Err(Error::new(ErrorKind::VerityOverlap, "Data area overlaps with hash area."));
@@ -97,6 +102,9 @@ impl VerityFormat {
             superblock.write(&*hash_store, self.hash_offset).map_err(cannot_use(path))?;
         }
         hash_store.sync().map_err(cannot_sync(path))?;
+        for device in [Some(devices.hash()), devices.fec()].into_iter().flatten().filter(|device| !device.is_block()) {
+            device.file().map_or(Ok(()), |file| durable::sync_name(file, &device.path))?;
+        }
         Ok(VerityFormatted { root, layout, superblock, fec })
     }
 

@@ -27,7 +27,7 @@ pub struct Wiped {
 /// Writes zeroes with their tags to all blocks from sector `from`, or marks these as never written. `options` open the
 /// volume directly. `sealing`: `None` with internal tags. `watch` is called before the first write, and after each; it
 /// can stop the wipe.
-pub fn wipe(
+pub(crate) fn wipe(
     image: &Path,
     stores: Stores,
     options: OpenOptions,

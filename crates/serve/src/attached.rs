@@ -57,10 +57,15 @@ impl Attaching {
     ///
     /// # Errors
     /// The name is in use, what its former process left cannot be removed, or the method does not work here.
-    pub fn begin(program: Arc<dyn Program>, name: &Name, asked: Option<AttachMethod>, zoned: bool) -> Result<Self> {
+    pub fn begin(
+        program: Arc<dyn Program>,
+        name: &Name,
+        asked: Option<AttachMethod>,
+        zoned: impl FnOnce() -> bool,
+    ) -> Result<Self> {
         let claim = Claim::take(program.context(), name, Purpose::Attach)?;
         let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
-        let method = choose(recover.map(|(method, _)| method).or(asked), zoned)?;
+        let method = choose(recover.map(|(method, _)| method).or(asked), zoned())?;
         Ok(Self { program, claim, method, recover: recover.map(|(_, number)| number) })
     }
 
@@ -167,9 +172,14 @@ impl AttachedVolume {
         self.open.wait(shutdown)
     }
 
+    /// Removes the link to the device, which another volume may get from now on.
+    pub fn remove_link(&mut self) {
+        self.link = None;
+    }
+
     /// Releases the name when the volume is detached and closed, and sends the outcome to the clients that wait for it.
-    pub fn finish(self, outcome: Result<(), Told>) {
-        drop(self.link);
+    pub fn finish(mut self, outcome: Result<(), Told>) {
+        self.remove_link();
         self.control.finish(outcome);
     }
 }

@@ -130,6 +130,8 @@ pub enum Error {
     /// `outcome`: what else has changed.
     #[error("{outcome}. The last writes to a volume that was closed may be lost.")]
     ClosedWithLoss { outcome: String },
+    #[error("Volume {name} is removed, but its last writes may be lost.")]
+    RemovedWithLoss { name: String, source: Box<Error> },
     /// The last closing of the volume.
     #[error("{0}")]
     LastClosing(String),
@@ -212,11 +214,24 @@ impl Error {
     /// Returns the word by which the client of a control command tells the error from others.
     pub fn code(&self) -> Option<&str> {
         match self {
-            Self::InProgress | Self::TooManyCommands => Some("in_progress"),
-            Self::Closing => Some("closing"),
             Self::Told(told) => told.code.as_deref(),
+            error => error.fixed_code(),
+        }
+    }
+
+    /// Returns the word for an error of this process.
+    pub(crate) fn fixed_code(&self) -> Option<&'static str> {
+        match self {
+            Self::InProgress => Some("in_progress"),
+            Self::Closing => Some("closing"),
+            Self::TooManyCommands => Some("too_many_commands"),
             _ => None,
         }
+    }
+
+    /// Whether the command was not executed since the server executes as many others as it can.
+    pub fn is_not_executed(&self) -> bool {
+        self.code() == Some("too_many_commands")
     }
 
     /// Returns the error of another crate that this one is, without a sentence of its own.
@@ -226,13 +241,14 @@ impl Error {
             Self::Control(error) => Some(error),
             Self::Io(error) => Some(error),
             Self::Other(error) => Some(&**error),
+            Self::RemovedWithLoss { source, .. } => source.wrapped(),
             _ => None,
         }
     }
 
     /// Whether the command can be tried again when another has ended.
     pub fn is_in_progress(&self) -> bool {
-        matches!(self.code(), Some("in_progress" | "closing"))
+        matches!(self.code(), Some("in_progress" | "closing" | "too_many_commands"))
     }
 
     pub(crate) fn other(error: impl Into<Cause>) -> Self {

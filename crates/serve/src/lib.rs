@@ -26,7 +26,7 @@
 //! let context = Context::new(Silent, Settings::default());
 //! let name = Name::new("data")?;
 //! // Before a passphrase is asked for.
-//! let attaching = Attaching::begin(Arc::new(context.clone()), &name, None, false)?;
+//! let attaching = Attaching::begin(Arc::new(context.clone()), &name, None, || false)?;
 //! let unlocked = open(&context, &OpenOptions::luks("disk.img", KeySource::bytes("passphrase")), true, None)?;
 //! let volume = unlocked.info.clone();
 //! let stores = unlocked.into_device(IoMode::Auto, Access::default())?;

@@ -10,6 +10,8 @@ pub(crate) fn len_of_device(file: &File) -> io::Result<u64> {
     if let Some(mut own) = opened_again(file) {
         return own.seek(SeekFrom::End(0));
     }
+    #[cfg(not(unix))]
+    let _position = elsewhere::position();
     let mut shared = file;
     let at = shared.stream_position()?;
     let end = shared.seek(SeekFrom::End(0))?;
@@ -47,26 +49,30 @@ mod unix {
 #[cfg(not(unix))]
 pub(crate) use elsewhere::{read_exact_at, write_all_at};
 
-/// Systems without positioned I/O in the standard library. Keyslots are read from several threads, which share the
-/// position of the file.
+/// Systems whose reads and writes use, or move, the position of the file. Keyslots are read from several threads.
 #[cfg(any(not(unix), test))]
 mod elsewhere {
     use super::{File, Seek, SeekFrom, io};
     use std::io::{Read, Write};
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     static POSITION: Mutex<()> = Mutex::new(());
 
+    /// Keeps the position of all files from other threads.
+    pub(crate) fn position() -> MutexGuard<'static, ()> {
+        POSITION.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Fills `buf` from `offset`.
     pub(crate) fn read_exact_at(mut file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let _position = POSITION.lock().unwrap_or_else(PoisonError::into_inner);
+        let _position = position();
         file.seek(SeekFrom::Start(offset))?;
         file.read_exact(buf)
     }
 
     /// Writes all of `data` at `offset`.
     pub(crate) fn write_all_at(mut file: &File, data: &[u8], offset: u64) -> io::Result<()> {
-        let _position = POSITION.lock().unwrap_or_else(PoisonError::into_inner);
+        let _position = position();
         file.seek(SeekFrom::Start(offset))?;
         file.write_all(data)
     }

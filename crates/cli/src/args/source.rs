@@ -44,12 +44,12 @@ pub(crate) fn config_of(options: &Options) -> OpenConfig {
     );
     fields!(
         OpenConfig of options:
-        volume_type header key_file keyfile_offset keyfile_size key_slot volume_key_file table read_only allow_discards
+        volume_type header key_file keyfile_offset keyfile_size key_slot volume_key_file read_only allow_discards
         io threads engine engine_threshold cipher key_size hash sector_size iv_large_sectors spdk_tweak offset skip size
         device_size allow_null_cipher allow_null_iv allow_linear_segment allow_integrity_superblock require_cipher
         expect_uuid policy integrity_no_journal integrity_salvage_journal integrity_long_journal freshness
         freshness_accept freshness_tags holes;
-        more: more
+        table: options.table.clone().map(Into::into), more: more
     )
 }
 

@@ -1,6 +1,7 @@
 //! `close`: closes a volume when all writes are on stable storage, or cleans up after a process that died.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -20,6 +21,9 @@ const FORCE_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a forced close waits for other commands after that.
 const FORCE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time between tries.
+const RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) const ACTION: Action = Action {
     name: "close",
@@ -76,22 +80,32 @@ fn close(name: &Name, deferred: bool, purpose: Purpose) -> Result<(), Error> {
     }
 }
 
-/// Closes the volume like [`run`]. Only if that takes long, also since other commands wait for the underlying device,
-/// fails what waits for it: a device that works loses nothing, and one in use stays.
+/// Closes the volume like [`run`], and disconnects its clients. Only if that takes long, also since another command of
+/// the volume waits for the underlying device, fails what waits for it: a device that works loses nothing, and one in
+/// use stays.
 fn run_forced(name: &Name) -> Result<(), Error> {
+    let wait = Arc::new(Mutex::new(Wait::Tries(Instant::now())));
     let (ended, waiting) = mpsc::channel::<()>();
-    let aborted = name.clone();
-    let abort = std::thread::spawn(move || match waiting.recv_timeout(FORCE_AFTER) {
-        Err(RecvTimeoutError::Timeout) => abort_if_active(&aborted),
-        _ => Ok(()),
+    let (aborted, seen) = (name.clone(), Arc::clone(&wait));
+    let abort = std::thread::spawn(move || {
+        let mut limit = FORCE_AFTER;
+        while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(limit) {
+            if lock(&seen).is_for_device() {
+                return abort_if_active(&aborted);
+            }
+            limit = RETRY;
+        }
+        Ok(())
     });
     let deadline = Instant::now() + FORCE_AFTER + FORCE_TIMEOUT;
     let mut has_waited = false;
     let closed = loop {
+        *lock(&wait) = Wait::Tries(Instant::now());
         match close(name, false, Purpose::ForcedClose) {
             Err(error) if error.is_in_progress() && Instant::now() < deadline => {
+                *lock(&wait) = if error.is_not_executed() { Wait::Server } else { Wait::OtherCommand };
                 has_waited = true;
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(RETRY);
             }
             // The other command was a close.
             Err(Error::Inactive { .. }) if has_waited => break Ok(()),
@@ -102,6 +116,31 @@ fn run_forced(name: &Name) -> Result<(), Error> {
     // The abort may have come too late.
     let _ = abort.join();
     closed
+}
+
+/// Reason why a forced close waits.
+enum Wait {
+    /// The reply to a try, since then.
+    Tries(Instant),
+    /// Another command of the volume.
+    OtherCommand,
+    /// The server, which executes commands of other volumes.
+    Server,
+}
+
+impl Wait {
+    /// Whether the device of the volume seems not to answer. A server that executes nothing more replies at once.
+    fn is_for_device(&self) -> bool {
+        match self {
+            Self::Tries(since) => since.elapsed() > Duration::from_secs(1),
+            Self::OtherCommand => true,
+            Self::Server => false,
+        }
+    }
+}
+
+fn lock(wait: &Mutex<Wait>) -> MutexGuard<'_, Wait> {
+    wait.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fails what waits for the underlying device of the volume, and everything later.

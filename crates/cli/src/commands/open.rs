@@ -156,7 +156,7 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 /// terminal.
 fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
-    let is_zoned = !args.read_only && has_zones(context(), &args.source);
+    let is_zoned = || !args.read_only && has_zones(context(), &args.source);
     let attaching = Attaching::begin(program(), &args.name, args.method, is_zoned)?;
     let method = attaching.method();
     check_engine(args.engine, method)?;
@@ -180,9 +180,9 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     // From here on a signal detaches the volume; before, it terminates the process.
     let caught = signals::catch()?;
     let serving = Serving { threads: threads(args), engine: args.engine, metrics };
-    let attached = attaching.attach(info, &stores, serving, signals::request_shutdown)?;
+    let mut attached = attaching.attach(info, &stores, serving, signals::request_shutdown)?;
     linked.keep();
-    let node = attached.node().display();
+    let node = attached.node().display().to_string();
     let _ = print(format_args!("{node}\n"));
     if let Some(launcher) = launcher {
         launcher.ready(LogFile::new(attached.log(), args.log_limit))?;
@@ -193,6 +193,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     background::notify_ready(&format!("{} is {node}", args.name));
     let outcome = stores.check_writes(attached.wait(&caught).map_err(anyhow::Error::from));
     background::notify_stopping();
+    attached.remove_link();
     drop(stores);
     attached.finish(outcome.as_ref().copied().map_err(told));
     outcome.map(|()| 0)

@@ -79,8 +79,8 @@ pub(super) fn run(source: Source<'_>, once: bool, json: bool) -> anyhow::Result<
 /// The volumes to watch, and their last samples.
 struct Watch<'a> {
     source: Source<'a>,
-    /// Process id and last sample.
-    last: BTreeMap<String, (u32, Sample)>,
+    /// Last sample of each volume, by name and process.
+    last: BTreeMap<(String, u32), Sample>,
 }
 
 /// A volume and its rates.
@@ -124,12 +124,11 @@ impl Watch<'_> {
         let mut now = BTreeMap::new();
         let mut rows = Vec::new();
         for (name, pid, state, sample) in volumes {
-            let is_same = |before: &&(u32, Sample)| {
-                before.0 == pid && sample.as_ref().is_some_and(|now| before.1.at_ns <= now.at_ns)
-            };
-            let before = self.last.get(&name).filter(is_same);
-            let rates = sample.as_ref().zip(before).map(|(now, (_, before))| Rates::between(before, now));
-            now.extend(sample.map(|sample| (name.clone(), (pid, sample))));
+            let place = (name.clone(), pid);
+            let is_same = |before: &&Sample| sample.as_ref().is_some_and(|now| before.at_ns <= now.at_ns);
+            let before = self.last.get(&place).filter(is_same);
+            let rates = sample.as_ref().zip(before).map(|(now, before)| Rates::between(before, now));
+            now.extend(sample.map(|sample| (place, sample)));
             rows.push(Row { name, state, rates });
         }
         self.last = now;

@@ -39,9 +39,11 @@ pub(super) fn watch<T>(
     match (result, failed) {
         (_, Some(error)) => Err(error.into()),
         (Err(error), None) if error.kind() == ErrorKind::WipeStopped => {
-            drop(running);
+            // Another signal does not come before the hint.
+            let caught = running.map(|(caught, _progress)| caught);
             let options = if fill == Fill::Marks { "--resume-wipe --integrity-lazy" } else { "--resume-wipe" };
             print_stderr(format_args!("{error} Continue it with {options}."));
+            drop(caught);
             Err(CliError::Interrupted(signal.unwrap_or_default()).into())
         }
         (result, None) => {

@@ -42,6 +42,7 @@ pub(super) fn status(error: &Error) -> Option<Status> {
             Status::Permission
         }
         Error::Told(told) => Status::from_number(told.exit.into()),
+        Error::RemovedWithLoss { source, .. } => return status(source),
         Error::Open(_) | Error::Control(_) | Error::Io(_) | Error::Other(_) | Error::Failed { .. } => return None,
         _ => Status::Wrong,
     })
@@ -68,6 +69,7 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         Error::MethodMissing { best: Some(method), .. } => format!("use --via {}, which works here", method.name()),
         Error::CannotAttach { instead, .. } => return of_attaching(*instead),
         Error::Told(told) => return told.hint.clone(),
+        Error::RemovedWithLoss { source, .. } => return hint(source),
         Error::ServerSilent { pid, .. } | Error::ServerUnresponsive { pid } => {
             format!("check process {pid}; it may be stopped")
         }

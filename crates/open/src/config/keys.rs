@@ -10,6 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::forward_to_deserialize_any;
 
 use super::values::{self, Choice, Ciphers};
+use crate::table::TableText;
 
 /// Returns the names of the keys of `T`, which is a struct.
 pub(super) fn names<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
@@ -88,8 +89,8 @@ pub(super) fn text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>
     word(value).map(Some)
 }
 
-pub(super) fn os_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<OsString>, D::Error> {
-    word(value).map(|word| Some(word.into()))
+pub(super) fn table<'de, D: Deserializer<'de>>(value: D) -> Result<Option<TableText>, D::Error> {
+    word(value).map(|word| Some(OsString::from(word).into()))
 }
 
 pub(super) fn path<'de, D: Deserializer<'de>>(value: D) -> Result<Option<PathBuf>, D::Error> {

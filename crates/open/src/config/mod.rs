@@ -10,7 +10,6 @@ mod plain;
 mod policy;
 pub mod values;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use inlock_engine::store::file::IoMode;
@@ -22,7 +21,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::integrity_options::JournalOptions;
 use crate::source::{FreshnessOptions, Luks, NoJournal, OpenOptions, VolumeType};
-use crate::table::TableSource;
+use crate::table::{TableSource, TableText};
 pub use error::{ConfigError, Fault, With};
 pub use key::{MoreOptions, key_source};
 pub use plain::{cipher, key_bytes, key_len};
@@ -59,8 +58,8 @@ pub struct OpenConfig {
     #[serde(deserialize_with = "keys::path")]
     pub volume_key_file: Option<PathBuf>,
     /// A device-mapper table, in a file or as one line, in place of an image.
-    #[serde(deserialize_with = "keys::os_text")]
-    pub table: Option<OsString>,
+    #[serde(deserialize_with = "keys::table")]
+    pub table: Option<TableText>,
     /// Clients cannot write.
     #[serde(deserialize_with = "keys::flag")]
     pub read_only: bool,
@@ -193,7 +192,7 @@ impl OpenConfig {
             None => (self.volume_type()?, image, With::Type(self.type_name().to_owned())),
             Some(_) if self.volume_type.is_some() => return Err(not_allowed("type", &With::Option("table"))),
             Some(table) => {
-                let table = TableSource::parse(table).map_err(|error| Fault::Open(error).of("table"))?;
+                let table = TableSource::parse(table.as_os_str()).map_err(|error| Fault::Open(error).of("table"))?;
                 (VolumeType::Table(table.clone()), table.image(), With::Option("table"))
             }
         };

@@ -18,19 +18,19 @@ use crate::unlocked::LockedStores;
 use crate::zones;
 
 /// A copy out of a volume.
-pub struct Export {
-    device: BlockingDevice,
+pub struct Export<'a> {
+    /// Keeps the locks.
+    stores: &'a LockedStores,
     image: PathBuf,
     start: u64,
     len: u64,
 }
 
-impl Export {
+impl<'a> Export<'a> {
     /// Returns a copy of a range of a volume, which was opened with `source`. `None`: of all of it.
-    pub fn new(stores: &LockedStores, source: &OpenOptions, range: Option<Range>) -> Result<Self> {
-        let device = BlockingDevice::new(stores.device.clone());
-        let (start, len) = within(range, device.len())?;
-        Ok(Self { device, image: source.image.clone(), start, len })
+    pub fn new(stores: &'a LockedStores, source: &OpenOptions, range: Option<Range>) -> Result<Self> {
+        let (start, len) = within(range, stores.device.len())?;
+        Ok(Self { stores, image: source.image.clone(), start, len })
     }
 
     /// Returns the number of bytes to copy.
@@ -40,7 +40,8 @@ impl Export {
 
     /// Copies to an output that has begun. `progress` takes the number of bytes that were copied since its last call.
     pub fn copy_to(&self, output: &mut Output, mut progress: impl FnMut(u64)) -> Result<()> {
-        let Self { device, image, start, len } = self;
+        let Self { stores, image, start, len } = self;
+        let device = &BlockingDevice::new(stores.device.clone());
         let holes = Holes::of(device.device(), *start, *len)?;
         let mut buffer = vec![0; CHUNK];
         let mut done = 0;

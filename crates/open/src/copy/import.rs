@@ -16,8 +16,9 @@ use crate::source::OpenOptions;
 use crate::unlocked::LockedStores;
 
 /// A copy into a volume.
-pub struct Import {
-    device: BlockingDevice,
+pub struct Import<'a> {
+    /// Keeps the locks.
+    stores: &'a LockedStores,
     image: PathBuf,
     input: Input,
     start: u64,
@@ -25,14 +26,13 @@ pub struct Import {
     done: u64,
 }
 
-impl Import {
+impl<'a> Import<'a> {
     /// Returns a copy to a range of a volume, which was opened with `source`. `None`: to its start. Fails for an input
     /// that does not fit.
-    pub fn new(stores: &LockedStores, source: &OpenOptions, range: Option<Range>, input: Input) -> Result<Self> {
-        let device = BlockingDevice::new(stores.device.clone());
-        let (start, room) = within(range, device.len())?;
+    pub fn new(stores: &'a LockedStores, source: &OpenOptions, range: Option<Range>, input: Input) -> Result<Self> {
+        let (start, room) = within(range, stores.device.len())?;
         input.check_len(room, range.is_some_and(|range| range.len.is_some()))?;
-        Ok(Self { device, image: source.image.clone(), input, start, room, done: 0 })
+        Ok(Self { stores, image: source.image.clone(), input, start, room, done: 0 })
     }
 
     /// Returns the number of bytes to copy, `None` if it is not known before the end.
@@ -43,7 +43,8 @@ impl Import {
     /// Copies as much as there is room for, and makes it durable. `progress` takes the number of bytes that were copied
     /// since its last call.
     pub fn copy(&mut self, mut progress: impl FnMut(u64)) -> Result<()> {
-        let Self { device, image, input, start, room, done } = self;
+        let Self { stores, image, input, start, room, done } = self;
+        let device = &BlockingDevice::new(stores.device.clone());
         let image = image.display();
         let cannot_write = || format!("cannot write {image}");
         let sure = input.known_len().unwrap_or(0).min(*room);

@@ -204,7 +204,7 @@ impl NewVolume {
         format.write(&target, data_len, secret).map_err(refused)?;
         signatures::wipe(&device, 0)?;
         // Also if it is not filled to the end, which can be done later.
-        new_file.keep(device.file())?;
+        new_file.keep()?;
         match integrity.zip(key) {
             Some((integrity, key)) => integrity.format(&holder.path, &key, &mut watch),
             None if has_new_data => removed_integrity::clear(holder, start),

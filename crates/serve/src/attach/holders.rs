@@ -17,8 +17,9 @@ use inlock_open::mounts::unescape;
 /// Time that a process may have a device open without being a holder: udev's do after a write.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
-/// Time that a file system may take to release its device after it was unmounted.
-const RELEASE_TIME: Duration = Duration::from_secs(5);
+/// Time that a file system may take to release its device after it was unmounted. Shorter than `close --force` waits
+/// until it gives up the store.
+const RELEASE_TIME: Duration = Duration::from_secs(3);
 
 /// A holder of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::Told;
+use crate::error::{Error, Told};
 
 /// Maximum length of a client's line without its newline, in bytes.
 pub const LINE_MAX: usize = 4096;
@@ -64,7 +64,13 @@ pub fn answer(line: &[u8]) -> serde_json::Result<Option<Answer>> {
     let text = |key| answer.get(key).and_then(Value::as_str).map(str::to_owned);
     let exit = answer.get("exit").and_then(Value::as_u64).and_then(|exit| u8::try_from(exit).ok()).unwrap_or(1);
     let message = text("error").unwrap_or_default();
-    Ok(Some(Answer::Failed(Told { message, hint: text("hint"), exit, code: text("code") })))
+    let code = text("code").or_else(|| code_of_old(&message).map(str::to_owned));
+    Ok(Some(Answer::Failed(Told { message, hint: text("hint"), exit, code })))
+}
+
+/// Returns the word for the message of a process of a version without words.
+fn code_of_old(message: &str) -> Option<&'static str> {
+    [Error::InProgress, Error::Closing].into_iter().find(|error| error.to_string() == message)?.fixed_code()
 }
 
 #[cfg(test)]
@@ -98,6 +104,8 @@ mod tests {
         let failed = answer(b"{\"ok\":false,\"error\":\"Busy.\",\"hint\":\"wait\",\"exit\":5}\n").unwrap();
         let told = Told { message: "Busy.".to_owned(), hint: Some("wait".to_owned()), exit: 5, code: None };
         assert_eq!(failed, Some(Answer::Failed(told)));
+        let old = answer(b"{\"error\":\"Another operation on the volume is in progress.\",\"exit\":5}\n").unwrap();
+        assert!(matches!(old, Some(Answer::Failed(told)) if told.code.as_deref() == Some("in_progress")));
         assert_eq!(answer(b"{\"ok\":1}\n").unwrap(), Some(Answer::Failed(Told { exit: 1, ..Told::default() })));
         assert_eq!(answer(b"[]\n").unwrap(), None);
         assert!(answer(b"{\n").is_err());

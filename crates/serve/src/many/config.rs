@@ -327,8 +327,7 @@ impl From<ConfigError> for Refusal {
 impl Opening {
     /// Converts the options. Each opening does: a table is read again.
     pub(crate) fn source(&self, host: &dyn Host) -> Result<VolumeSource> {
-        self.checked(host)
-            .map_err(|Refusal { option, text }| Error::Request(format!("Option {option} cannot be used: {text}.")))
+        self.checked(host).map_err(|Refusal { option, text }| Error::Request(format!("{option}: {text}.")))
     }
 
     fn checked(&self, host: &dyn Host) -> Result<VolumeSource, Refusal> {

@@ -19,8 +19,8 @@ use super::volumes::Volumes;
 
 /// Commands that may run at the same time, one for each client.
 const MAX_CHANGES: usize = 32;
-/// Limit of commands with suspensions: a key can be wiped although other commands wait.
-const MAX_CHANGES_AND_SUSPENSIONS: usize = 64;
+/// Limit of commands with suspensions and closings: a key can be wiped although other commands wait.
+const MAX_WITH_ENDS: usize = 64;
 /// Maximum length of the keys of a volume in bytes: the capacity of a pipe.
 const MAX_KEYS: usize = 65_536;
 /// Maximum length of a reply in bytes, with all volumes that a server may have.
@@ -40,7 +40,7 @@ pub fn start(
 
 impl Controlled for Volumes {
     fn max_changes(&self, command: &str) -> usize {
-        if command == "suspend" { MAX_CHANGES_AND_SUSPENSIONS } else { MAX_CHANGES }
+        if matches!(command, "suspend" | "close") { MAX_WITH_ENDS } else { MAX_CHANGES }
     }
 
     fn query(&self, command: &str, request: &Value) -> Option<Reply> {

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::control::served::ServedVolume;
+use crate::control::info::Described;
 use crate::{Error, Reply, Result};
 use inlock_frontend::nbd::exports::{Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
+use inlock_open::Context;
 use inlock_open::error::message_of;
 use serde_json::Value;
 
@@ -53,10 +54,18 @@ pub(super) struct EntryState {
 
 pub(super) enum Stage {
     Closed,
-    Opening,
+    /// Its devices can be given up by the context.
+    Opening(Context),
     Open(Box<Running>),
-    /// Until its writes are durable, and what waits for its devices can be given up.
-    Closing(Arc<ServedVolume>),
+    /// Until its writes are durable.
+    Closing(Box<Closing>),
+}
+
+/// An open volume that is being closed.
+pub(super) struct Closing {
+    /// Gives its devices up.
+    pub context: Context,
+    pub described: Described,
 }
 
 /// Treatment of a volume that is opening when it is to be closed.
@@ -143,7 +152,7 @@ impl Entry {
                 }
                 Stage::Closed if backoff.is_waiting(Instant::now()) => return Err(Unavailable::Refused),
                 Stage::Closed => state = self.open(state, parking)?,
-                Stage::Opening | Stage::Closing(_) => state = self.wait(state),
+                Stage::Opening(_) | Stage::Closing(_) => state = self.wait(state),
             }
         }
     }
@@ -154,10 +163,12 @@ impl Entry {
         mut state: MutexGuard<'a, EntryState>,
         parking: &Parking,
     ) -> Result<MutexGuard<'a, EntryState>, Unavailable> {
-        state.stage = Stage::Opening;
+        // Its devices alone are given up by `close --force`.
+        let context = self.shared.program.context().separate();
+        state.stage = Stage::Opening(context.clone());
         let config = state.config.clone();
         drop(state);
-        let opened = caught(|| Running::open(&self.name, &config, parking, &self.shared));
+        let opened = caught(|| Running::open(context, &self.name, &config, parking, &self.shared));
         let mut state = lock(&self.state);
         let is_wanted = !state.is_removed && state.config.is_opened_like(&config);
         let is_open = opened.is_ok();
@@ -188,6 +199,9 @@ impl Entry {
         let Stage::Open(running) = &state.stage else {
             return Err(Error::NotOpen { name: self.name.clone(), state: state.name().to_owned() });
         };
+        if state.is_removed {
+            return Err(Error::NotOpen { name: self.name.clone(), state: state.name().to_owned() });
+        }
         if state.is_changing {
             return Err(Error::InProgress);
         }
@@ -195,6 +209,8 @@ impl Entry {
         state.is_changing = true;
         drop(state);
         let reply = volume.change(command, request, pipe);
+        // The next thread to close the volume has the last reference to its keys.
+        drop(volume);
         lock(&self.state).is_changing = false;
         self.changed.notify_all();
         reply
@@ -216,7 +232,7 @@ impl Entry {
         match &state.stage {
             _ if !is_applicable => return Change::ToClose,
             Stage::Open(running) => running.server.set_limits(config.limits),
-            Stage::Closed | Stage::Opening | Stage::Closing(_) => {}
+            Stage::Closed | Stage::Opening(_) | Stage::Closing(_) => {}
         }
         Change::Applied
     }
@@ -236,7 +252,7 @@ impl Entry {
     pub(super) fn check_unused(&self, state: &EntryState, force: bool) -> Result<()> {
         let clients = match &state.stage {
             Stage::Open(running) => running.server.clients(),
-            Stage::Opening => self.waiting.load(Ordering::Acquire).max(1),
+            Stage::Opening(_) => self.waiting.load(Ordering::Acquire).max(1),
             Stage::Closed | Stage::Closing(_) => 0,
         };
         if clients > 0 && !force {
@@ -266,21 +282,21 @@ impl Entry {
                 (Stage::Closed, _) => {
                     return state.close_failure.clone().map_or(Ok(()), |text| Err(Error::LastClosing(text)));
                 }
-                (Stage::Opening, IfOpening::Leave) => return Ok(()),
-                (Stage::Open(_), _) => return self.end(state),
-                (Stage::Opening | Stage::Closing(_), _) => state = self.wait(state),
+                (Stage::Opening(_), IfOpening::Leave) => return Ok(()),
+                (Stage::Open(_), _) if !state.is_changing => return self.end(state),
+                // Also until a command has ended, and as long as another thread closes it.
+                _ => state = self.wait(state),
             }
         }
     }
 
-    /// Closes the volume if it is open, when no command changes it. Blocks, without the lock.
+    /// Closes the volume, which is open and which no command changes. Blocks, without the lock.
     pub(super) fn end(&self, mut state: MutexGuard<'_, EntryState>) -> Result<()> {
-        while state.is_changing {
-            state = self.wait(state);
-        }
         let Stage::Open(running) = &state.stage else { return Ok(()) };
-        let volume = Arc::clone(&running.volume);
-        let Stage::Open(running) = std::mem::replace(&mut state.stage, Stage::Closing(volume)) else { return Ok(()) };
+        let Running { context, volume, .. } = &**running;
+        let closing = Closing { context: context.clone(), described: volume.describe() };
+        let closing = Stage::Closing(Box::new(closing));
+        let Stage::Open(running) = std::mem::replace(&mut state.stage, closing) else { return Ok(()) };
         drop(state);
         let closed = caught(|| running.close());
         if let Err(error) = &closed {
@@ -300,5 +316,5 @@ impl Entry {
 
 /// Returns what `run` does, or an error after a panic: others wait for the stage that follows.
 pub(super) fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::LastClosing("a defect of the server".to_owned())))
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::other("a defect of the server")))
 }

@@ -12,6 +12,7 @@ use inlock_engine::Access;
 use inlock_frontend::nbd::exports::ExportServer;
 use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::server::ServerOptions;
+use inlock_open::Context;
 use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::KeySource;
@@ -40,6 +41,7 @@ impl Shared {
 /// An open volume.
 pub(super) struct Running {
     stores: LockedStores,
+    pub context: Context,
     pub server: Arc<ExportServer>,
     pub volume: Arc<ServedVolume>,
     pub idle_since: Option<Instant>,
@@ -57,11 +59,15 @@ impl ControlHooks for OfServer {
 }
 
 impl Running {
-    pub(super) fn open(name: &str, config: &VolumeConfig, parking: &Parking, shared: &Shared) -> Result<Self> {
+    pub(super) fn open(
+        context: Context,
+        name: &str,
+        config: &VolumeConfig,
+        parking: &Parking,
+        shared: &Shared,
+    ) -> Result<Self> {
         let Opening { key_command, key_timeout, .. } = &config.opening;
         let read_only = config.opening.config.read_only;
-        // Its devices alone are given up by `close --force`.
-        let context = shared.program.context().separate();
         let mut source = config.opening.source(context.host())?;
         if !read_only && has_zones(&context, &source.options) {
             return Err(Error::Zoned { image: source.options.image });
@@ -91,8 +97,8 @@ impl Running {
             threads: options.threads,
             ..RuntimeInfo::new(&name, info, &stores.device)
         };
-        let volume = Arc::new(ServedVolume::new(context, info, stores.running(), None, OfServer));
-        Ok(Self { stores, server, volume, idle_since: None, is_start_failure_reported: false })
+        let volume = Arc::new(ServedVolume::new(context.clone(), info, stores.running(), None, OfServer));
+        Ok(Self { stores, context, server, volume, idle_since: None, is_start_failure_reported: false })
     }
 
     /// Whether its requests wait.
@@ -125,7 +131,10 @@ impl Running {
     /// # Errors
     /// Writes may be lost.
     pub(super) fn close(self) -> Result<()> {
-        let Self { stores, server, .. } = self;
-        stores.check_writes(server.stop().map_err(Error::from))
+        let Self { stores, server, volume, .. } = self;
+        let closed = stores.check_writes(server.stop().map_err(Error::from));
+        // The device goes before the locks.
+        drop(volume);
+        closed
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use inlock_frontend::nbd::throttle::ThrottleStats;
+use inlock_open::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,7 +14,6 @@ use super::volumes::Volumes;
 use crate::control::info::{Described, VolumeStatus};
 use crate::control::metrics::Sample;
 use crate::control::openmetrics::{Text, seconds};
-use crate::control::served::ServedVolume;
 use crate::{Error, Result};
 
 /// States of a volume.
@@ -51,25 +51,35 @@ impl Stage {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Closed => STATES[0],
-            Self::Opening => STATES[1],
+            Self::Opening(_) => STATES[1],
             Self::Open(_) => STATES[2],
             Self::Closing(_) => STATES[3],
         }
     }
 
-    /// Returns the volume while it is open or closes.
-    pub(super) fn volume(&self) -> Option<&ServedVolume> {
+    /// Describes the volume while it is open or is being closed.
+    fn describe(&self) -> Option<Described> {
         match self {
-            Self::Open(running) => Some(&running.volume),
-            Self::Closing(volume) => Some(volume),
-            Self::Closed | Self::Opening => None,
+            Self::Open(running) => Some(running.volume.describe()),
+            Self::Closing(closing) => Some(closing.described.clone()),
+            Self::Closed | Self::Opening(_) => None,
+        }
+    }
+
+    /// Returns the context of its devices, if it has some.
+    pub(super) fn context(&self) -> Option<&Context> {
+        match self {
+            Self::Opening(context) => Some(context),
+            Self::Open(running) => Some(&running.context),
+            Self::Closing(closing) => Some(&closing.context),
+            Self::Closed => None,
         }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
         match self {
             Self::Open(running) => Some(running),
-            Self::Closed | Self::Opening | Self::Closing(_) => None,
+            Self::Closed | Self::Opening(_) | Self::Closing(_) => None,
         }
     }
 }
@@ -191,8 +201,7 @@ impl Volumes {
     pub(super) fn open_volumes(&self) -> Vec<Described> {
         let mut list = Vec::new();
         self.each(|name, state| {
-            let Some(volume) = state.stage.volume() else { return };
-            let mut described = volume.describe();
+            let Some(mut described) = state.stage.describe() else { return };
             described.info.address = self.uri(name);
             described.closing = state.name() == STATES[3];
             list.push(described);

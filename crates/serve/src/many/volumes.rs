@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use crate::control::served::ServedVolume;
-use crate::error::ResultExt;
 use crate::{Error, Program, Reply, Result};
 use inlock_cipher::scrub_stack;
 use inlock_frontend::nbd::exports::{Catalog, Lease, Unavailable};
 use inlock_frontend::nbd::park::Parking;
 use inlock_frontend::nbd::tls::{TlsOptions, TlsServer};
+use inlock_open::Context;
 use inlock_open::host::Host;
 use serde_json::Value;
 
@@ -68,6 +67,10 @@ struct State {
     /// In seconds, of volumes without one.
     idle_timeout: u64,
     entries: BTreeMap<String, Arc<Entry>>,
+    /// Removed volumes that are not closed yet, and whose names other volumes have.
+    replaced: Vec<Arc<Entry>>,
+    /// The server stops: no volume is added.
+    is_stopping: bool,
 }
 
 impl Volumes {
@@ -87,7 +90,8 @@ impl Volumes {
         let shared = Arc::new(Shared::new(program, trust));
         let entry = |(name, config): (String, _)| (name.clone(), Entry::new(name, config, false, &shared));
         let entries = volumes.into_iter().map(entry);
-        let state = State { default, idle_timeout, entries: entries.collect() };
+        let state =
+            State { default, idle_timeout, entries: entries.collect(), replaced: Vec::new(), is_stopping: false };
         let parking = Parking::start()?;
         Ok(Self {
             file,
@@ -123,7 +127,8 @@ impl Volumes {
     }
 
     fn entries(&self) -> Vec<Arc<Entry>> {
-        lock(&self.state).entries.values().cloned().collect()
+        let state = lock(&self.state);
+        state.entries.values().chain(&state.replaced).cloned().collect()
     }
 
     /// Returns the configurations of the volumes that `choice` chooses.
@@ -147,6 +152,9 @@ impl Volumes {
         let (mut new, mut changed) = (0, 0);
         let mut to_close = Vec::new();
         let mut state = lock(&self.state);
+        if state.is_stopping {
+            return Err(Error::Closing);
+        }
         // They stay until they are closed, so that commands can give up their devices.
         let is_left_out = |name: &str| !volumes.contains_key(name) && !added.contains_key(name);
         let left_out = state.entries.iter().filter(|(name, _)| is_left_out(name)).map(|(_, entry)| Arc::clone(entry));
@@ -156,7 +164,8 @@ impl Volumes {
             match state.entries.get(&name).map(|entry| (entry, entry.configure(&config))) {
                 None | Some((_, Change::Removed)) => {
                     new += 1;
-                    state.entries.insert(name.clone(), Entry::new(name, config, false, &self.shared));
+                    let replaced = state.entries.insert(name.clone(), Entry::new(name, config, false, &self.shared));
+                    state.replaced.extend(replaced);
                 }
                 Some((_, Change::None)) => {}
                 Some((_, Change::Applied)) => changed += 1,
@@ -171,7 +180,7 @@ impl Volumes {
         let count = removed.len();
         to_close.extend(removed.iter().cloned());
         let is_flushed = close_all(&to_close, IfOpening::Leave);
-        removed.iter().for_each(|entry| self.forget(entry));
+        self.forget_closed();
         let outcome = format!("{new} volumes added, {count} removed, {changed} changed");
         if !is_flushed {
             return Err(Error::ClosedWithLoss { outcome });
@@ -191,7 +200,11 @@ impl Volumes {
         scrub_stack::<CONFIG_STACK>();
         let config = config.map_err(|fault| Error::NotAdded { name: name.to_owned(), fault })?;
         let entry = Entry::new(name.to_owned(), config, true, &self.shared);
-        lock(&self.state).entries.insert(name.to_owned(), entry);
+        let mut state = lock(&self.state);
+        if state.is_stopping {
+            return Err(Error::Closing);
+        }
+        state.entries.insert(name.to_owned(), entry);
         Ok(())
     }
 
@@ -200,16 +213,19 @@ impl Volumes {
         let entry = self.known(name)?;
         entry.retire(force)?;
         let closed = entry.close(IfOpening::Wait);
-        self.forget(&entry);
-        closed.with_context(|| format!("Volume {name} is removed, but its last writes may be lost"))
+        self.forget_closed();
+        closed.map_err(|source| Error::RemovedWithLoss { name: name.to_owned(), source: Box::new(source) })
     }
 
-    /// Forgets a removed volume, unless loading the file has replaced it.
-    fn forget(&self, entry: &Arc<Entry>) {
+    /// Forgets removed volumes that are closed.
+    fn forget_closed(&self) {
+        let is_over = |entry: &Arc<Entry>| {
+            let state = lock(&entry.state);
+            state.is_removed && matches!(state.stage, Stage::Closed)
+        };
         let mut state = lock(&self.state);
-        if state.entries.get(&entry.name).is_some_and(|found| Arc::ptr_eq(found, entry)) {
-            state.entries.remove(&entry.name);
-        }
+        state.entries.retain(|_, entry| !is_over(entry));
+        state.replaced.retain(|entry| !is_over(entry));
     }
 
     /// Reads the certificates again, for new clients.
@@ -227,9 +243,10 @@ impl Volumes {
     /// store that does not answer delays neither the other volumes nor the caller. To be called about once a second.
     pub fn close_idle(&self) {
         let now = Instant::now();
-        let mut due = Vec::new();
+        let (mut due, mut has_removed) = (Vec::new(), false);
         for entry in self.entries() {
             let mut state = lock(&entry.state);
+            has_removed |= state.is_removed;
             let Stage::Open(running) = &mut state.stage else { continue };
             running.note_clients(now);
             let report = running.start_failure_report();
@@ -242,6 +259,9 @@ impl Volumes {
             }
         }
         self.close_due(due);
+        if has_removed {
+            self.forget_closed();
+        }
         if self.has_freed_memory() {
             inlock_engine::allocator::release_freed_pages();
         }
@@ -280,6 +300,7 @@ impl Volumes {
     /// Closes all volumes for good, and returns whether all writes since the start of the server are on stable storage,
     /// also those to volumes that were removed or opened again. Blocks.
     pub fn has_stopped_without_loss(&self) -> bool {
+        lock(&self.state).is_stopping = true;
         let entries = self.entries();
         entries.iter().for_each(|entry| lock(&entry.state).is_removed = true);
         close_all(&entries, IfOpening::Wait) && !self.shared.has_closing_failed.load(Ordering::Acquire)
@@ -307,9 +328,9 @@ impl Volumes {
         self.known(name)?.change(command, request, pipe)
     }
 
-    /// Fails what waits for the devices of a volume that is open or closes, and everything later. Does not block.
+    /// Fails what waits for the devices of a volume, and everything later, until it is closed. Does not block.
     pub(super) fn abort(&self, name: &str) -> Result<()> {
-        self.look(name, |state| state.stage.volume().map(ServedVolume::abort)).map(drop)
+        self.look(name, |state| state.stage.context().map(Context::abort)).map(drop)
     }
 
     /// Sets how clients reach the volumes: from a name to a URI. Only the first call counts.
@@ -338,12 +359,22 @@ impl Volumes {
         state.entries.get(name).cloned()
     }
 
+    /// Returns a removed volume of this name that is not closed yet, if another one has the name and is closed.
+    fn replaced(&self, name: &str) -> Option<Arc<Entry>> {
+        let state = lock(&self.state);
+        let has_stage = |entry: &Arc<Entry>| !matches!(lock(&entry.state).stage, Stage::Closed);
+        if state.entries.get(name).is_some_and(has_stage) {
+            return None;
+        }
+        state.replaced.iter().find(|entry| entry.name == name && has_stage(entry)).cloned()
+    }
+
     /// Returns the volume that a command names.
     fn known(&self, name: &str) -> Result<Arc<Entry>> {
         if name.is_empty() {
             return Err(Error::Request("The command names no volume.".to_owned()));
         }
-        let entry = self.entry(name);
+        let entry = self.replaced(name).or_else(|| self.entry(name));
         entry.ok_or_else(|| Error::UnknownVolume { name: name.to_owned() })
     }
 }

@@ -11,7 +11,7 @@ const CLOSING_AT_ONCE: usize = 32;
 /// Closes volumes, several at a time: each may take as long as its clients have to receive their last replies, or its
 /// key to come. One that takes long delays no other. Returns whether all writes are on stable storage.
 pub(super) fn close_all(entries: &[Arc<Entry>], opening: IfOpening) -> bool {
-    let is_opening = |entry: &&Arc<Entry>| matches!(lock(&entry.state).stage, Stage::Opening);
+    let is_opening = |entry: &&Arc<Entry>| matches!(lock(&entry.state).stage, Stage::Opening(_));
     // Those that wait for a key are taken last.
     let (mut left, others): (Vec<_>, Vec<_>) = entries.iter().partition(is_opening);
     left.extend(others);
