@@ -271,7 +271,9 @@ mod tests {
 
     #[test]
     fn bad_name_is_refused_with_its_reason() {
-        let long = format!("rbd:p/{}", "x".repeat(MAX_LEN));
+        let of_len = |len| format!("rbd:p/{}", "x".repeat(len - "rbd:p/".len()));
+        assert!(RbdName::parse(&of_len(MAX_LEN)).is_ok());
+        let long = of_len(MAX_LEN + 1);
         for (text, error) in [
             ("nbd:p/i", NameError::Scheme),
             ("rbd:", NameError::Missing("image: POOL/IMAGE")),
@@ -308,6 +310,7 @@ mod tests {
             (r"rbd:p\:x/i:key=s", r"rbd:p\:x/i"),
             ("rbd:key=s", "rbd:key=s"),
             ("rbd:", "rbd:"),
+            ("rbd::key=s", "rbd:"),
         ] {
             assert_eq!(RbdName::without_options(text), shown);
         }
