@@ -59,6 +59,7 @@ pub mod run_dir;
 pub mod socket;
 pub mod tls;
 pub mod trusted_config;
+pub mod uri;
 
 pub use error::{Error, Reply, Result, Told};
 pub use method::AttachMethod;

@@ -11,7 +11,6 @@ use inlock_frontend::nbd::server::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-use super::captive::uri;
 use super::{address_of, cannot_serve, captive_address, certificates_of, check_insecure};
 use crate::args::action::{REMOTE, option_outside};
 use crate::args::options::Options;
@@ -26,6 +25,7 @@ use inlock_serve::listen::Listen;
 use inlock_serve::many::volumes::Volumes;
 use inlock_serve::many::{config, control};
 use inlock_serve::trusted_config::Trust;
+use inlock_serve::uri::uri;
 
 /// Descriptors that the server would like to have: a few for each volume and each client.
 const DESCRIPTORS: usize = 65_536;

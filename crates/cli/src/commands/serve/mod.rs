@@ -37,7 +37,6 @@ use crate::host::{context, program};
 use crate::system::signals::{self, Caught};
 use crate::ui::log_file::{self, LogFile};
 use crate::ui::print::print;
-use captive::Address;
 use inlock_open::engine::EngineOptions;
 use inlock_open::open::{has_zones, open};
 use inlock_open::source::{OpenOptions, VolumeType};
@@ -50,6 +49,7 @@ use inlock_serve::control::served::{ControlHooks, ServedVolume};
 use inlock_serve::control::server::Control;
 use inlock_serve::listen::{Listen, resolve};
 use inlock_serve::tls;
+use inlock_serve::uri::{self, Address};
 
 pub(crate) const ACTION: Action = Action {
     name: "serve",
@@ -261,7 +261,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let server = start_server(stores.device.clone(), &listen, &options, tls).map_err(cannot_serve)?;
     let address = captive_address(server.listen());
     let certificates = certificates_of(args.tls.as_ref());
-    let uri = captive::uri(&address, &args.export_name, certificates);
+    let uri = uri::uri(&address, &args.export_name, certificates);
     let info = |claim: &Claim| RuntimeInfo {
         via: "nbd".to_owned(),
         address: Some(uri.clone()),
