@@ -17,7 +17,7 @@ use crate::wipe::{Wiped, wipe};
 const SUPERBLOCK_LEN: u64 = 4096;
 
 /// Creates a volume on `devices`, and wipes it. `image`: the device with the superblock. `fill`: content of the blocks;
-/// `None`: nothing is written. `watch`: that of [`wipe`].
+/// `None`: nothing is written. `watch` is called before the first write, and after each; it can stop the wipe.
 pub fn create(
     devices: &IntegrityDevices,
     image: &Path,
@@ -49,7 +49,8 @@ pub fn create(
 }
 
 /// Gives a volume that is not open `sectors`, `None`: as many as fit, and wipes new blocks. `image`: the device with the
-/// superblock. `fill`: content of new blocks; `None`: nothing is written. `watch`: that of [`wipe`].
+/// superblock. `fill`: content of new blocks; `None`: nothing is written. `watch` is called before the first
+/// write, and after each; it can stop the wipe.
 pub fn resize(
     devices: &IntegrityDevices,
     image: &Path,

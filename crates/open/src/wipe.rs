@@ -55,7 +55,7 @@ pub(crate) fn wipe(
 }
 
 /// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read. Returns their
-/// number. `watch` is called as by [`wipe`].
+/// number. `watch` is called before the first block is read, and after some; it can stop the wipe.
 pub fn resume(
     image: &Path,
     stores: &LockedStores,
