@@ -273,6 +273,25 @@ fn forced_close_beside_many_waiting_ones_tells_of_the_loss() {
     });
 }
 
+/// The server executes as many commands as it can, all for `a`.
+#[test]
+fn forced_close_that_is_not_executed_gives_up_no_store() {
+    let hung = Hung::new();
+    let mut b = hung.many.client("b").unwrap();
+    std::thread::scope(|scope| {
+        let mut closes: Vec<_> = (0..66).map(|_| scope.spawn(|| hung.run.call(&["close", "a"]).code)).collect();
+        let refused = || closes.iter().filter(|close| close.is_finished()).count();
+        eventually("no more commands are executed", refused, |refused| *refused > 0);
+        hung.run.call(&["close", "--force", "b"]).fails(5, &["executes as many commands as it can", "hint: "]);
+        b.write(0, &[3; 4096]).unwrap();
+        b.flush().unwrap();
+        signal(hung.store.pid(), Signal::CONT);
+        for close in closes.drain(..) {
+            assert!(matches!(close.join().unwrap(), 0 | 4 | 5));
+        }
+    });
+}
+
 #[test]
 fn volume_that_the_file_has_no_longer_is_given_up_by_its_name() {
     let hung = Hung::new();
