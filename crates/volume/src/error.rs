@@ -132,6 +132,12 @@ pub enum UnlockError {
     /// The header has a requirement that Inlock does not support; it can be shown, but not activated.
     #[error("LUKS2 header: config/requirements: '{0}' is not supported")]
     Requirement(Excerpt),
+    /// The volume is being re-encrypted, and its header cannot be used for that.
+    #[error("LUKS2 header: re-encryption: {reason}")]
+    Reencryption {
+        /// The reason.
+        reason: &'static str,
+    },
     /// The segments of the volume cannot be used.
     #[error("LUKS2 header: segments/{segment}: {reason}")]
     Segment {

@@ -4,6 +4,7 @@ use super::binary_header::BinaryHeader;
 use super::metadata::{KeyslotDamage, KeyslotKind, Metadata};
 use crate::key_material::needed_area;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
+use std::ops::Range;
 
 /// Maximum length of all keyslot areas together, in bytes.
 pub(crate) const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
@@ -33,6 +34,23 @@ pub(super) fn find_gap(header: &BinaryHeader, metadata: &Metadata, len: u64) -> 
         start = start.max((offset + used_len).next_multiple_of(KEYSLOTS_ALIGN));
     }
     (start.checked_add(len)? <= keyslots_end(header, metadata)).then_some(start)
+}
+
+/// Returns the largest gap between the keyslot areas.
+pub(super) fn largest_gap(header: &BinaryHeader, metadata: &Metadata) -> Range<u64> {
+    let mut used: Vec<_> = metadata.keyslots.values().map(|slot| (slot.area_offset, slot.reserved_len())).collect();
+    used.sort_unstable();
+    used.push((keyslots_end(header, metadata), 0));
+    let mut start = keyslots_start(header);
+    let mut largest = start..start;
+    for (offset, used_len) in used {
+        let end = offset / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN;
+        if end.saturating_sub(start) > largest.end - largest.start {
+            largest = start..end;
+        }
+        start = start.max((offset + used_len).next_multiple_of(KEYSLOTS_ALIGN));
+    }
+    largest
 }
 
 /// Checks that no area overlaps another one. `keyslots_size` was checked before.

@@ -3,6 +3,7 @@
 use super::metadata::{
     Config, CryptSegment, Digest, DigestKind, Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot, Segment, SegmentKind,
 };
+use super::reencryption_keyslot::{self, Protection, ReencryptionKeyslot};
 use super::{Luks2, token};
 use crate::pbkdf::Argon2Cost;
 use crate::printable::{Hex, Printable};
@@ -21,14 +22,16 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(f, "Subsystem:     \t{}", Printable::new(luks2.subsystem().unwrap_or("(no subsystem)")))?;
     write_config(&metadata.config, f)?;
     writeln!(f, "Data segments:")?;
-    for (number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
+    for (number, segment) in &metadata.segments {
         write_segment(*number, segment, f)?;
         writeln!(f)?;
     }
     writeln!(f, "Keyslots:")?;
     for (&number, keyslot) in &metadata.keyslots {
         let digest = metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
-        write_keyslot(number, keyslot, digest, f)?;
+        let is_in_use = |segment: &u32| metadata.segments.get(segment).is_some_and(|segment| !segment.is_backup());
+        let is_bound = digest.is_some_and(|(_, digest)| digest.segments.iter().any(is_in_use));
+        write_keyslot((number, is_bound), keyslot, digest, f)?;
     }
     writeln!(f, "Tokens:")?;
     for (number, token) in &metadata.tokens {
@@ -90,16 +93,17 @@ fn write_segment(number: u32, segment: &Segment, f: &mut Formatter<'_>) -> fmt::
 }
 
 fn write_keyslot(
-    number: u32,
+    (number, is_bound): (u32, bool),
     keyslot: &Keyslot,
     digest: Option<(&u32, &Digest)>,
     f: &mut Formatter<'_>,
 ) -> fmt::Result {
     let kind = match &keyslot.kind {
         KeyslotKind::Luks2(_) => "luks2",
+        KeyslotKind::Reencryption(_) => reencryption_keyslot::KIND,
         KeyslotKind::Other(name) => name,
     };
-    let unbound = if digest.is_none_or(|(_, digest)| digest.segments.is_empty()) { " (unbound)" } else { "" };
+    let unbound = if is_bound { "" } else { " (unbound)" };
     writeln!(f, "  {number}: {}{unbound}", Printable::new(kind))?;
     writeln!(f, "\tKey:        {} bits", u64::from(keyslot.key_len) * 8)?;
     let priority = match keyslot.priority {
@@ -110,6 +114,9 @@ fn write_keyslot(
     writeln!(f, "\tPriority:   {priority}")?;
     if let KeyslotKind::Luks2(slot) = &keyslot.kind {
         write_passphrase_keyslot(slot, f)?;
+    }
+    if let KeyslotKind::Reencryption(slot) = &keyslot.kind {
+        write_reencryption(slot, f)?;
     }
     writeln!(f, "\tArea offset:{} [bytes]", keyslot.area_offset)?;
     writeln!(f, "\tArea length:{} [bytes]", keyslot.area_len)?;
@@ -141,6 +148,21 @@ fn write_passphrase_keyslot(slot: &PassphraseKeyslot, f: &mut Formatter<'_>) -> 
     write_bytes("Salt:       ", &slot.salt, f)?;
     writeln!(f, "\tAF stripes: {}", slot.stripes)?;
     writeln!(f, "\tAF hash:    {}", Printable::new(&slot.af_hash))
+}
+
+fn write_reencryption(slot: &ReencryptionKeyslot, f: &mut Formatter<'_>) -> fmt::Result {
+    writeln!(f, "\tMode:       {}", slot.mode.name())?;
+    writeln!(f, "\tDirection:  {}", slot.direction.name())?;
+    writeln!(f, "\tResilience: {}", slot.resilience)?;
+    match (&slot.resilience.protection, slot.resilience.shift) {
+        (Protection::Checksum { hash, block }, None) => {
+            writeln!(f, "\tHash:       {}", Printable::new(hash))?;
+            writeln!(f, "\tHash data:  {block} [bytes]")
+        }
+        // Without a space, as in cryptsetup.
+        (Protection::None, Some(shift)) => writeln!(f, "\tShift size: {shift}[bytes]"),
+        _ => Ok(()),
+    }
 }
 
 fn write_digest(number: u32, digest: &Digest, f: &mut Formatter<'_>) -> fmt::Result {

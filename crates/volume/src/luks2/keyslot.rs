@@ -2,6 +2,7 @@
 
 use super::json::Fields;
 use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, PassphraseKeyslot};
+use super::reencryption_keyslot;
 use crate::key_material::{self, STRIPES};
 use crate::pbkdf::Argon2Cost;
 use crate::printable::Excerpt;
@@ -22,6 +23,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     let key_len = damage.number(fields, "key_size", MAX_KEY_LEN)?;
     let kind = match fields.text("type")? {
         "luks2" => KeyslotKind::Luks2(passphrase_keyslot(fields, &area, &mut damage)?),
+        reencryption_keyslot::KIND => KeyslotKind::Reencryption(reencryption_keyslot::parse(fields, &area)?),
         other => KeyslotKind::Other(other.to_owned()),
     };
     let priority = priority(fields).unwrap_or_else(|fault| {

@@ -3,6 +3,7 @@
 //! The view has what Inlock uses. Unknown types of keyslots, segments, digests and tokens are kept by name: they are
 //! valid, but not used.
 
+use super::reencryption_keyslot::ReencryptionKeyslot;
 use crate::key_material::needed_area;
 use crate::pbkdf::Argon2Cost;
 use crate::violation::HeaderFault;
@@ -79,6 +80,8 @@ pub struct KeyslotDamage {
 pub enum KeyslotKind {
     /// `luks2`: a passphrase keyslot.
     Luks2(PassphraseKeyslot),
+    /// `reencrypt`: the state of a re-encryption.
+    Reencryption(ReencryptionKeyslot),
     /// The name of another type.
     Other(String),
 }

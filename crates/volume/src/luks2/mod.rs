@@ -18,6 +18,8 @@ mod load;
 pub mod metadata;
 mod new_digest;
 mod new_keyslot;
+pub mod reencryption;
+mod reencryption_keyslot;
 pub(crate) mod repair;
 mod salvage;
 mod segment;

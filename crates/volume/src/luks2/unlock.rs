@@ -1,7 +1,7 @@
 //! Unlocking a LUKS2 volume with a passphrase or a volume key.
 
 use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
-use super::{Luks2, digest, segment};
+use super::{Luks2, digest, reencryption_keyslot, segment};
 use crate::attempts::{Attempt, Attempts, Candidate};
 use crate::authenticated::AuthenticatedSegment;
 use crate::error::UnlockError;
@@ -78,7 +78,7 @@ impl Luks2 {
     }
 
     /// As [`Luks2::open_target`], with a digest for each keyslot.
-    fn open_any<'a>(
+    pub(super) fn open_any<'a>(
         &self,
         device: &dyn HeaderDevice,
         passphrase: &Secret,
@@ -228,7 +228,7 @@ impl Luks2 {
     }
 
     /// Returns what a policy examines: among others these keyslots.
-    fn facts<'a>(&'a self, payload: &'a Payload, keyslots: &[u32]) -> HeaderFacts<'a> {
+    pub(super) fn facts<'a>(&'a self, payload: &'a Payload, keyslots: &[u32]) -> HeaderFacts<'a> {
         HeaderFacts {
             uuid: self.uuid(),
             segments: payload.segments(),
@@ -304,7 +304,7 @@ impl Luks2 {
     fn derivation(&self, number: u32) -> Option<(Kdf, usize)> {
         match &self.metadata.keyslots[&number].kind {
             KeyslotKind::Luks2(slot) => Some((key_derivation(&slot.kdf).ok()?, slot.area_key_len as usize)),
-            KeyslotKind::Other(_) => None,
+            KeyslotKind::Reencryption(_) | KeyslotKind::Other(_) => None,
         }
     }
 
@@ -352,6 +352,9 @@ fn usable_slot(number: u32, keyslot: &Keyslot) -> Result<&PassphraseKeyslot, Unl
 pub(super) fn passphrase_slot(keyslot: &Keyslot) -> Result<&PassphraseKeyslot, UnlockError> {
     match &keyslot.kind {
         KeyslotKind::Luks2(slot) => Ok(slot),
+        KeyslotKind::Reencryption(_) => {
+            Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(reencryption_keyslot::KIND) })
+        }
         KeyslotKind::Other(name) => {
             Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(name) })
         }
@@ -364,7 +367,7 @@ pub(super) fn order_of_trial(metadata: &Metadata) -> Vec<u32> {
     by_priority(metadata, &bound.flat_map(|digest| digest.keyslots.clone()).collect::<Vec<_>>())
 }
 
-fn by_priority(metadata: &Metadata, numbers: &[u32]) -> Vec<u32> {
+pub(super) fn by_priority(metadata: &Metadata, numbers: &[u32]) -> Vec<u32> {
     let of = |priority: u8| {
         let slots = metadata
             .keyslots

@@ -22,6 +22,7 @@ mod keyslots_together;
 mod odd_texts;
 mod policies;
 mod power_cut;
+mod reencryption;
 mod repair_states;
 mod sequences;
 mod signatures;

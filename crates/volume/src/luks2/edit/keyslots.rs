@@ -17,9 +17,6 @@ use inlock_cipher::{AeadSpec, CipherSpec, VolumeKey};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
-/// Type of the keyslot that holds the state of a re-encryption.
-const REENCRYPT: &str = "reencrypt";
-
 impl Luks2 {
     /// Adds a keyslot that holds the volume key, as [`Volume::add_keyslot`](crate::Volume::add_keyslot).
     ///
@@ -105,7 +102,7 @@ impl Luks2 {
 
     pub(super) fn kill(&mut self, device: &CheckedDevice<'_>, number: u32) -> Result<(), EditError> {
         let slot = self.active_keyslot(number)?;
-        if matches!(&slot.kind, KeyslotKind::Other(kind) if kind == REENCRYPT) {
+        if matches!(slot.kind, KeyslotKind::Reencryption(_)) {
             return Err(EditError::KeyslotOfReencryption(number));
         }
         let area = area(slot);
@@ -176,7 +173,7 @@ impl Luks2 {
     }
 
     /// Checks that `key` is the one that a digest confirms.
-    pub(super) fn check_key(&self, number: u32, key: &VolumeKey) -> Result<(), EditError> {
+    pub(in crate::luks2) fn check_key(&self, number: u32, key: &VolumeKey) -> Result<(), EditError> {
         let digest = &self.metadata.digests[&number];
         // PBKDF2 pads short keys with zeroes, so the digest alone does not confirm the length.
         let slot_of = |keyslot: &u32| self.metadata.keyslots.get(keyslot).filter(|slot| !slot.is_invalid());
@@ -194,7 +191,7 @@ impl Luks2 {
     }
 
     /// Returns the parameters of a new keyslot for `key`. Measures the costs unless they are forced.
-    pub(super) fn plan(&self, key: &VolumeKey, new: &NewKeyslot) -> Result<KeyslotPlan, EditError> {
+    pub(in crate::luks2) fn plan(&self, key: &VolumeKey, new: &NewKeyslot) -> Result<KeyslotPlan, EditError> {
         let (cipher, area_key_len) = match new.cipher {
             Some((cipher, len)) => {
                 luks_cipher::check_keyslot(&cipher, len)?;

@@ -11,7 +11,7 @@ mod object;
 mod settings;
 mod tokens;
 
-pub(super) use object::remove_keyslots;
+pub(super) use object::{free_number, object, refer, remove_keyslots, section};
 
 use super::Luks2;
 use super::commit::Draft;
@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 impl Luks2 {
     /// Refuses a header with a mandatory requirement, whose rules a change might break.
-    fn check_requirements(&self) -> Result<(), EditError> {
+    pub(super) fn check_requirements(&self) -> Result<(), EditError> {
         match self.metadata.config.requirements.first() {
             Some(requirement) => Err(EditError::Requirement(Excerpt::new(requirement))),
             None => Ok(()),
@@ -30,12 +30,12 @@ impl Luks2 {
     }
 
     /// Checks changed metadata.
-    fn draft_of(&self, map: Map<String, Value>) -> Result<Draft, EditError> {
+    pub(super) fn draft_of(&self, map: Map<String, Value>) -> Result<Draft, EditError> {
         Ok(self.draft(self.header.clone(), &Value::Object(map).to_string())?)
     }
 
     /// Checks and writes changed metadata.
-    fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
+    pub(super) fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
         let device = self.checked(device)?;
         let draft = self.draft_of(map)?;
         Ok(self.write(&device, draft)?)

@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Returns a section, such as `keyslots`.
-pub(super) fn section<'a>(map: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
+pub(in crate::luks2) fn section<'a>(map: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
     object(map, name)
 }
 
 /// Returns the field of that name as an object; what is not one becomes an empty one.
-pub(super) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
+pub(in crate::luks2) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
     let value = map.entry(name).or_insert_with(|| Map::new().into());
     if !value.is_object() {
         *value = Map::new().into();
@@ -22,12 +22,12 @@ pub(super) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> &'a mut
 }
 
 /// Returns the lowest number that is not in use, of those below `max`.
-pub(super) fn free_number<T>(used: &BTreeMap<u32, T>, max: u32) -> Option<u32> {
+pub(in crate::luks2) fn free_number<T>(used: &BTreeMap<u32, T>, max: u32) -> Option<u32> {
     (0..max).find(|number| !used.contains_key(number))
 }
 
 /// Makes an object refer to a keyslot.
-pub(super) fn refer(object: &mut Value, keyslot: u32) {
+pub(in crate::luks2) fn refer(object: &mut Value, keyslot: u32) {
     if let Some(keyslots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
         let name = keyslot.to_string();
         if !keyslots.iter().any(|reference| reference == name.as_str()) {
@@ -37,7 +37,7 @@ pub(super) fn refer(object: &mut Value, keyslot: u32) {
 }
 
 /// Removes an object's reference to a keyslot.
-pub(super) fn unrefer(object: &mut Value, keyslot: u32) {
+pub(in crate::luks2) fn unrefer(object: &mut Value, keyslot: u32) {
     if let Some(keyslots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
         let name = keyslot.to_string();
         keyslots.retain(|reference| reference != name.as_str());
@@ -65,7 +65,7 @@ impl Luks2 {
     }
 
     /// Returns the number of the digest that confirms the volume key: the first one that is bound to a segment.
-    pub(super) fn volume_digest(&self) -> Option<u32> {
+    pub(in crate::luks2) fn volume_digest(&self) -> Option<u32> {
         self.metadata.digests.iter().find(|(_, digest)| !digest.segments.is_empty()).map(|(&number, _)| number)
     }
 }

@@ -1,0 +1,108 @@
+//! Unlocking both keys of a volume that is re-encrypted.
+
+use super::{Reencryption, ReencryptionMode, digest, refused};
+use crate::attempts::Attempts;
+use crate::error::UnlockError;
+use crate::header_device::HeaderDevice;
+use crate::luks2::Luks2;
+use crate::luks2::digest::computable;
+use crate::pbkdf::KdfLimits;
+use crate::secret::Secret;
+use crate::unlock::{Payload, UnlockOptions};
+use inlock_cipher::VolumeKey;
+
+/// The volume keys of a re-encryption, which the header's digests have confirmed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReencryptionKeys {
+    /// The key of the old data; `None`: plaintext.
+    pub old: Option<VolumeKey>,
+    /// The key of the new data; `None`: plaintext, or the old key.
+    pub new: Option<VolumeKey>,
+    /// The keyslot that the passphrase opened: of the new data, if they have one.
+    pub keyslot: Option<u32>,
+}
+
+impl ReencryptionKeys {
+    /// Returns keys that the caller has verified.
+    pub fn new(old: Option<VolumeKey>, new: Option<VolumeKey>) -> Self {
+        Self { old, new, keyslot: None }
+    }
+
+    /// Returns the key of the new data, or the old one if that is kept.
+    pub fn key_of_new(&self) -> Option<&VolumeKey> {
+        self.new.as_ref().or(self.old.as_ref())
+    }
+}
+
+impl Luks2 {
+    /// Searches for keyslots of the old and of the new key that `passphrase` opens, verifies the keys in them, and
+    /// verifies with them that the header's re-encryption is one that was begun with these keys.
+    ///
+    /// A volume that is encrypted or decrypted has plaintext, which the policy does not refuse: the digest confirms
+    /// that it is to have some.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::unlock`](crate::Volume::unlock); [`UnlockError::Reencryption`] if there is no re-encryption, or its
+    /// digest does not confirm it.
+    pub fn unlock_reencryption(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
+        let Some(found) = self.reencryption()? else { return refused("there is none") };
+        self.check_policy_of(&found, options)?;
+        let sides = [&found.old, &found.new];
+        let unlock = |at: usize| -> Result<Option<(u32, VolumeKey)>, UnlockError> {
+            let Some(number) = sides[at].digest else { return Ok(None) };
+            let bound = &self.metadata.digests[&number];
+            let computable = computable(number, bound)?;
+            computable.kdf.check(computable.len(), &options.limits)?;
+            let payload = Payload::Segments(vec![sides[at].segment(0, None, 0)]);
+            let keyslots = crate::luks2::unlock::by_priority(&self.metadata, &bound.keyslots);
+            let mut attempts = Attempts::new(&options.limits);
+            let opened = self.open_any(device, passphrase, &keyslots, &payload, &|_| Ok(computable), &mut attempts);
+            opened.map(Some).ok_or_else(|| attempts.into_error())
+        };
+        let old = unlock(0)?;
+        let new = if found.new.digest == found.old.digest { None } else { unlock(1)? };
+        let keyslot = new.as_ref().or(old.as_ref()).map(|(number, _)| *number);
+        let keys = ReencryptionKeys { old: old.map(|(_, key)| key), new: new.map(|(_, key)| key), keyslot };
+        self.verify_reencryption(&found, &keys, &options.limits)?;
+        Ok((found, keys))
+    }
+
+    /// Verifies the digest of a re-encryption.
+    ///
+    /// # Errors
+    ///
+    /// Fails unless it confirms the keyslot, the segments and the keys.
+    pub(super) fn verify_reencryption(
+        &self,
+        found: &Reencryption,
+        keys: &ReencryptionKeys,
+        limits: &KdfLimits,
+    ) -> Result<(), UnlockError> {
+        let Some(number) = self.digest_of(found.number) else { return refused("its keyslot has no digest") };
+        let sequence = digest::sequence(found, keys.old.as_ref(), keys.new.as_ref())?;
+        let computable = computable(number, &self.metadata.digests[&number])?;
+        if !computable.verify(&sequence, limits)? {
+            return refused("its digest does not confirm it: the header was changed since it began");
+        }
+        Ok(())
+    }
+
+    /// Checks the header and the segments against a policy.
+    pub(crate) fn check_policy_of(&self, found: &Reencryption, options: &UnlockOptions) -> Result<(), UnlockError> {
+        let payload = Payload::Segments(found.segments().into_iter().map(|(segment, _)| segment).collect());
+        let mut keyslots: Vec<u32> = Vec::new();
+        for digest in [found.old.digest, found.new.digest].into_iter().flatten() {
+            keyslots.extend(&self.metadata.digests[&digest].keyslots);
+        }
+        let mut policy = options.policy.clone();
+        policy.allow_linear_segment |= found.keyslot.mode != ReencryptionMode::Reencrypt;
+        Ok(policy.check_header(&self.facts(&payload, &keyslots))?)
+    }
+}
