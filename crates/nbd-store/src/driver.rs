@@ -293,10 +293,8 @@ impl Driver {
             self.waiting.iter_mut().for_each(|job| job.is_doubtful = false);
         } else if is_over {
             self.given_up.clear();
-            let jobs = std::mem::take(&mut self.waiting);
-            let (doubtful, rest): (VecDeque<Job>, _) = jobs.into_iter().partition(|job| job.is_doubtful);
-            self.waiting = rest;
-            doubtful.into_iter().for_each(|job| job.complete(Err(Errno::IO)));
+            // Dropped jobs have failed.
+            self.waiting.retain(|job| !job.is_doubtful);
             self.give_up_durability("the server keeps a lost connection open, and may still carry out its writes");
         }
     }
