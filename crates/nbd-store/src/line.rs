@@ -443,12 +443,14 @@ impl Coverage {
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::Owner;
     use super::super::options::ExportFacts;
     use super::*;
     use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
     use rustix::event::{PollFd, PollFlags, Timespec};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::thread::JoinHandle;
 
     #[test]
     fn pieces_in_any_order_make_a_whole_and_never_overlap() {
@@ -476,37 +478,49 @@ mod tests {
         fn abort(&self) {}
     }
 
-    /// A call may end with a full budget and heads in the input, which no poll would report.
-    #[test]
-    fn everything_in_the_input_is_handled_before_receive_returns() {
-        const LEN: usize = 4096;
+    /// Returns a connection with structured replies, and the server's end.
+    fn connection() -> (Line, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
+        let link = Link::new(std::os::fd::OwnedFd::from(ours), None);
+        let style = ReplyStyle::Structured;
+        (Line::new(Dialed { link, style, has_extents: false, facts, server: Vec::new() }, 0), theirs)
+    }
+
+    fn deadline() -> std::time::Instant {
+        std::time::Instant::now() + std::time::Duration::from_secs(60)
+    }
+
+    /// Returns a read at offset 0, and the thread that waits for its bytes.
+    fn read(len: usize) -> (Job, JoinHandle<Result<Vec<u8>, Errno>>) {
         let (sender, started) = std::sync::mpsc::channel();
         let caller = std::thread::spawn(move || {
-            let mut data = vec![0; LEN];
+            let mut data = vec![0; len];
             asynchronous::read_at(&Captured(sender), &mut data, 0).map(|_| data)
         });
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
-        let style = ReplyStyle::Structured;
-        let dialed = Dialed {
-            link: Link::new(std::os::fd::OwnedFd::from(ours), None),
-            style,
-            has_extents: false,
-            facts,
-            server: Vec::new(),
-        };
-        let mut line = Line::new(dialed, 0);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        line.queue(Job::of(started.recv().unwrap(), deadline).unwrap());
+        (Job::of(started.recv().unwrap(), deadline()).unwrap(), caller)
+    }
+
+    /// Sends a request, and returns its cookie.
+    fn ask(line: &mut Line, job: Job, theirs: &mut UnixStream) -> Vec<u8> {
+        line.queue(job);
         line.send().unwrap();
         let mut request = [0; 28];
         theirs.read_exact(&mut request).unwrap();
-        let head = |flags: u8, kind: u8, len: u32| {
-            let start = [&[0x66, 0x8e, 0x33, 0xef, 0, flags, 0, kind][..], &request[8..16]].concat();
-            [start, len.to_be_bytes().to_vec()].concat()
-        };
-        let data = [head(0, 1, 8 + LEN as u32), vec![0; 8], vec![7; LEN]].concat();
-        theirs.write_all(&[data, head(1, 0, 0)].concat()).unwrap();
+        request[8..16].to_vec()
+    }
+
+    fn chunk(cookie: &[u8], is_last: bool, kind: u8, payload: &[u8]) -> Vec<u8> {
+        let start = [&[0x66, 0x8e, 0x33, 0xef, 0, is_last.into(), 0, kind][..], cookie].concat();
+        [&start, &(payload.len() as u32).to_be_bytes()[..], payload].concat()
+    }
+
+    fn data(cookie: &[u8], offset: u64, bytes: &[u8]) -> Vec<u8> {
+        chunk(cookie, false, 1, &[&offset.to_be_bytes()[..], bytes].concat())
+    }
+
+    /// Receives what the socket reports, until a request has ended.
+    fn receive(line: &mut Line) -> Vec<Ended> {
         let mut ended = Vec::new();
         while ended.is_empty() {
             let mut polled = [PollFd::from_borrowed_fd(line.socket(), PollFlags::IN)];
@@ -514,8 +528,89 @@ mod tests {
             assert!(ready > 0, "the reply is in the input, and the socket has nothing");
             line.receive(&mut ended).unwrap();
         }
+        ended
+    }
+
+    fn complete(ended: Vec<Ended>) {
         ended.into_iter().for_each(|ended| ended.job.complete(ended.result.map(drop)));
+    }
+
+    /// A call may end with a full budget and heads in the input, which no poll would report.
+    #[test]
+    fn everything_in_the_input_is_handled_before_receive_returns() {
+        const LEN: usize = 4096;
+        let ((mut line, mut theirs), (job, caller)) = (connection(), read(LEN));
+        let cookie = ask(&mut line, job, &mut theirs);
+        theirs.write_all(&[data(&cookie, 0, &[7; LEN]), chunk(&cookie, true, 0, &[])].concat()).unwrap();
+        complete(receive(&mut line));
         assert!(caller.join().unwrap() == Ok(vec![7; LEN]));
+    }
+
+    /// Other connections have their turn though one has much to say.
+    #[test]
+    fn one_call_receives_no_more_than_the_budget_and_one_buffer() {
+        const LEN: usize = 4 * INPUT_LEN;
+        let ((mut line, mut theirs), (job, caller)) = (connection(), read(LEN));
+        let cookie = ask(&mut line, job, &mut theirs);
+        theirs.write_all(&[data(&cookie, 0, &[7; LEN]), chunk(&cookie, true, 0, &[])].concat()).unwrap();
+        let mut ended = Vec::new();
+        line.receive(&mut ended).unwrap();
+        assert!(ended.is_empty(), "all of it was received at once");
+        complete(receive(&mut line));
+        assert!(caller.join().unwrap() == Ok(vec![7; LEN]));
+    }
+
+    #[test]
+    fn hole_of_a_read_is_zero_to_its_end() {
+        let ((mut line, mut theirs), (mut job, caller)) = (connection(), read(4096));
+        job.buffer().fill(9);
+        let cookie = ask(&mut line, job, &mut theirs);
+        let hole = [&100_u64.to_be_bytes()[..], &2900_u32.to_be_bytes()].concat();
+        let chunks = [data(&cookie, 0, &[7; 100]), chunk(&cookie, false, 2, &hole), data(&cookie, 3000, &[7; 1096])];
+        theirs.write_all(&[&chunks.concat()[..], &chunk(&cookie, true, 0, &[])].concat()).unwrap();
+        complete(receive(&mut line));
+        assert!(caller.join().unwrap() == Ok([vec![7; 100], vec![0; 2900], vec![7; 1096]].concat()));
+    }
+
+    #[test]
+    fn head_that_comes_in_parts_behind_another_is_whole_again() {
+        let (mut line, mut theirs) = connection();
+        let flush = || Job::new(Kind::Flush, Owner::Store, 0, 0, deadline());
+        let replies = [(); 2].map(|()| chunk(&ask(&mut line, flush(), &mut theirs), true, 0, &[])).concat();
+        for cut in 21..40 {
+            let (mut line, mut theirs) = connection();
+            (0..2).for_each(|_| drop(ask(&mut line, flush(), &mut theirs)));
+            theirs.write_all(&replies[..cut]).unwrap();
+            assert_eq!(receive(&mut line).len(), 1);
+            theirs.write_all(&replies[cut..]).unwrap();
+            assert_eq!((receive(&mut line).len(), line.in_flight()), (1, 0), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn extent_without_a_length_is_a_violation() {
+        for (len, is_valid) in [(0_u32, false), (1, true)] {
+            let (mut line, mut theirs) = connection();
+            let query = Job::new(Kind::Extents, Owner::Query(std::sync::mpsc::channel().0), 0, 4096, deadline());
+            let cookie = ask(&mut line, query, &mut theirs);
+            let extent = [[0, 0, 0, 1], len.to_be_bytes(), [0, 0, 0, 3]].concat();
+            theirs.write_all(&chunk(&cookie, true, 5, &extent)).unwrap();
+            let mut ended = Vec::new();
+            let received = line.receive(&mut ended);
+            assert_eq!(received, if is_valid { Ok(()) } else { Err(Broken::Protocol(BadReply::Unfit)) });
+            assert_eq!(ended.len(), usize::from(is_valid));
+        }
+    }
+
+    #[test]
+    fn connection_without_its_requests_has_none_in_flight() {
+        let (mut line, mut theirs) = connection();
+        let flush = || Job::new(Kind::Flush, Owner::Store, 0, 0, deadline());
+        ask(&mut line, flush(), &mut theirs);
+        line.queue(flush());
+        assert_eq!((line.in_flight(), line.has_outgoing()), (2, true));
+        assert_eq!(line.take_jobs().count(), 2);
+        assert_eq!((line.in_flight(), line.has_outgoing()), (0, false));
     }
 
     #[test]

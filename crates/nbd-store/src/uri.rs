@@ -400,6 +400,7 @@ mod tests {
             assert_eq!(NbdUri::parse(text), Err(error), "{text}");
         }
         assert_eq!(NbdUri::parse(&format!("nbd://h/{}", "x".repeat(4097))), Err(UriError::Name));
+        assert!(NbdUri::parse(&format!("nbd://h/{}", "x".repeat(4096))).is_ok());
         for file in ["disk.img", "./nbd:x", "/dev/nbd0", "nbd", "nbdx://y"] {
             assert!(!NbdUri::is_uri(file), "{file}");
         }

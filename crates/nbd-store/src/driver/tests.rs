@@ -9,6 +9,7 @@ use inlock_frontend::nbd::link::Link;
 use rustix::event::EventfdFlags;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -367,4 +368,109 @@ fn full_connection_is_given_no_request() {
         scene.driver.queue(Job::new(Kind::Flush, Owner::Store, 0, 0, scene.now));
     }
     assert!(scene.driver.free_line().is_none());
+}
+
+/// Each event after which nothing is promised any longer is told, and no other is told with it.
+#[test]
+fn loss_of_durability_is_reported_once() {
+    static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let scene =
+        || Scene::new(|options| options.notify = Some(|_, event| EVENTS.lock().unwrap().push(event.to_owned())));
+    let events = || std::mem::take(&mut *EVENTS.lock().unwrap());
+    let mut lost = scene();
+    lost.driver.durability.acknowledged = 1;
+    (0..2).for_each(|_| lost.driver.lose(Broken::Closed));
+    let closed = "the server closed the connection; connecting again";
+    let unflushed = "writes since the last flush may be lost: every flush fails from now on";
+    assert_eq!(events(), [closed, unflushed, closed]);
+    let mut failed = scene();
+    (0..2).for_each(|_| failed.driver.flushed(Job::new(Kind::Flush, Owner::Store, 0, 0, failed.now), Err(Errno::IO)));
+    assert_eq!(events(), ["a flush failed: every flush fails from now on"]);
+    scene().driver.refuse("another export");
+    assert_eq!(events(), ["another export: every request fails from now on"]);
+}
+
+/// A late query of extents ends with its reply, and is looked at no more.
+#[test]
+fn late_query_of_extents_neither_loses_its_connection_nor_wakes_the_thread() {
+    let mut scene = Scene::new(|_| ());
+    let deadline = scene.now + SECOND;
+    let (sender, _receiver) = channel();
+    let line = scene.line(vec![Job::new(Kind::Extents, Owner::Query(sender), 0, 4096, deadline)]);
+    scene.driver.lines.push(line);
+    scene.driver.next_deadline = Some(deadline);
+    scene.driver.check_time(deadline);
+    assert!(matches!(scene.driver.phase, Phase::Up));
+    assert_eq!((scene.driver.in_flight(), scene.driver.next_deadline), (1, None));
+}
+
+#[test]
+fn requests_wait_for_a_lost_server_until_the_delay_is_over() {
+    let mut scene = Scene::new(|_| ());
+    let (waiting, result) = job(Kind::Read, 0, scene.now + 600 * SECOND);
+    scene.driver.waiting.push_back(waiting);
+    scene.driver.phase = Phase::Down { since: scene.now, retry_at: scene.now, is_dialing: true };
+    scene.driver.check_time(scene.now + 60 * SECOND - Duration::from_nanos(1));
+    assert_eq!(scene.waiting(), [Kind::Read]);
+    scene.driver.check_time(scene.now + 60 * SECOND);
+    assert_eq!(scene.waiting(), []);
+    assert_eq!(result.recv().unwrap(), Err(Errno::IO));
+}
+
+#[test]
+fn extents_are_asked_for_if_all_new_connections_have_them() {
+    for has_extents in [[true, true], [true, false], [false, true], [false, false]] {
+        let mut scene = Scene::new(|_| ());
+        let expected = has_extents == [true, true];
+        scene.driver.shared.set_extents(!expected);
+        scene.driver.phase = Phase::Down { since: scene.now, retry_at: scene.now, is_dialing: true };
+        let dialed = has_extents.map(|has_extents| Dialed { has_extents, ..scene.dialed() });
+        scene.driver.connected(Ok(dialed.into()));
+        assert_eq!(scene.driver.shared.has_extents(), expected, "{has_extents:?}");
+    }
+}
+
+/// Requests of the store's own begin again by themselves, and no caller waits for a query.
+#[test]
+fn only_requests_of_the_engine_are_made_again() {
+    let mut scene = Scene::new(|_| ());
+    let deadline = scene.now + SECOND;
+    let entry = Arc::new(crate::replay::Entry { number: 1, offset: 0, data: [1; 4096].into() });
+    let own = [
+        Job::new(Kind::Flush, Owner::Store, 0, 0, deadline),
+        Job::new(WRITE, Owner::Replay(entry), 0, 4096, deadline),
+        Job::new(Kind::Extents, Owner::Query(channel().0), 0, 4096, deadline),
+    ];
+    scene.driver.make_again(own.into_iter().chain([job(Kind::Read, 0, deadline).0]));
+    assert_eq!(scene.waiting(), [Kind::Read]);
+}
+
+#[test]
+fn requests_of_several_connections_are_made_again_in_the_order_of_their_sending() {
+    let mut scene = Scene::new(|_| ());
+    for _ in 0..2 {
+        let line = scene.line(Vec::new());
+        scene.driver.lines.push(line);
+    }
+    let offsets = [0, 1, 2, 3].map(|n| n * 4096);
+    offsets.iter().for_each(|offset| scene.driver.queue(job(Kind::Read, *offset, scene.now + 600 * SECOND).0));
+    assert_eq!(scene.driver.lines.iter().map(Line::in_flight).collect::<Vec<_>>(), [2, 2]);
+    scene.driver.lose(Broken::Closed);
+    assert_eq!(scene.driver.waiting.iter().map(|job| job.offset).collect::<Vec<_>>(), offsets);
+}
+
+#[test]
+fn requests_are_cut_to_the_export_and_to_the_longest_payload() {
+    let mut scene = Scene::new(|_| ());
+    let size = scene.driver.facts.size;
+    for (offset, max_payload, len) in
+        [(0, 1 << 20, 4096), (0, 1000, 1000), (size - 100, 1 << 20, 100), (size - 9, 5, 5)]
+    {
+        scene.driver.facts.max_payload = max_payload;
+        for kind in [Kind::Read, WRITE] {
+            let prepared = scene.driver.prepare(job(kind, offset, scene.now + SECOND).0);
+            let Prepared::Send(job) = prepared else { panic!("it is not sent") };
+            assert_eq!((job.offset, job.len), (offset, len), "{kind:?}");
+        }
+    }
 }
