@@ -8,9 +8,12 @@ use inlock_tests::nbd::{magic, option, option_reply};
 use inlock_tests::report::count;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
 use std::io::{IoSlice, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Every dialect gives the same bytes, and extents where it has them.
@@ -315,4 +318,65 @@ fn hostile_handshake_fails_in_time_with_its_reason() {
     count("nbd_store_hostile_handshakes", cases);
     assert!(cases >= 44);
     Fake::start(Facts::default()).open(&quick()).unwrap();
+}
+
+/// Nothing else is said without TLS.
+#[test]
+fn server_that_requires_tls_is_asked_once() {
+    static ASKED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    let refuse = |client: &mut UnixStream, number| {
+        ASKED.lock().unwrap().push(number);
+        reply(client, number, 1 << 31 | 5, &[]).map(|()| After::GoOn).ok()
+    };
+    let fake = Fake::start(Facts { option_lie: Some(refuse), ..Facts::default() });
+    assert!(matches!(fake.open(&quick()), Err(OpenError::TlsRequired)));
+    assert_eq!(*ASKED.lock().unwrap(), [option::EXTENDED_HEADERS]);
+}
+
+/// Whether a server has no extents, or has them on one of its connections only: it is not asked for them.
+#[test]
+fn server_that_refuses_extents_is_used_without() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let refuse = |client: &mut UnixStream, number| {
+        let is_refused = number == option::SET_META_CONTEXT && ASKED.fetch_add(1, Ordering::SeqCst) != 1;
+        is_refused.then(|| reply(client, number, option_reply::ERR_UNSUP, &[]).map(|()| After::GoOn).ok())?
+    };
+    for _ in 0..2 {
+        let flags = FLAGS | crate::fake::MULTI_CONN;
+        let fake = Fake::start(Facts { flags, option_lie: Some(refuse), ..Facts::default() });
+        let store = fake.open(&quick()).unwrap();
+        assert_eq!(store.block_status(0, 4096), Ok(BlockStatus::allocated(0, 4096)));
+        assert_eq!((fake.connections(), fake.requests()), (2, 0));
+    }
+    assert_eq!(ASKED.load(Ordering::SeqCst), 4);
+}
+
+/// A server without GO that has no such export closes the connection instead of an answer. One that closes it before
+/// it has the name, or within its answer, has said nothing about the export.
+#[test]
+fn connection_that_ends_around_the_name_of_the_export_is_named() {
+    fn end(client: &mut UnixStream, number: u32, at: u32, bytes: &[u8]) -> Option<After> {
+        // The client may have left.
+        (number == at).then(|| client.write_all(bytes).map_or(After::Close, |()| After::Close))
+    }
+    let deaf = |client: &mut UnixStream, number| {
+        if number == option::GO {
+            client.shutdown(Shutdown::Read).unwrap();
+            reply(client, number, option_reply::ERR_UNSUP, &[]).unwrap();
+        }
+        end(client, number, option::GO, &[])
+    };
+    let cases: [(crate::fake::OptionLie, &str); 3] = [
+        (deaf, "closed the connection"),
+        (|c, n| end(c, n, option::EXPORT_NAME, &[]), "the server has no export ''"),
+        (
+            |c, n| end(c, n, option::EXPORT_NAME, &[&export(SIZE as u64, FLAGS)[2..], &[0; 123]].concat()),
+            "closed the connection",
+        ),
+    ];
+    for (lie, reason) in cases {
+        let facts = Facts { knows_go: false, sends_zeroes: true, option_lie: Some(lie), ..Facts::default() };
+        let error = Fake::start(facts).open(&quick()).map(drop).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
 }

@@ -173,3 +173,54 @@ fn endless_times_are_taken() {
     fake.rise();
     assert_eq!(store.read_at(&mut [0; 512], 0), Ok(512));
 }
+
+/// The store makes room in the log before it is full, but not before it is more than half full.
+#[test]
+fn log_is_flushed_when_it_is_more_than_half_full() {
+    let fake = Fake::start(Facts::default());
+    let mut options = quick();
+    options.replay = Some(8 * BLOCK);
+    let store = fake.open(&options).unwrap();
+    for (count, requests) in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 7)] {
+        assert_eq!(store.write_at(&[1; BLOCK as usize], count * BLOCK), Ok(BLOCK as usize));
+        assert_eq!(fake.requests(), requests, "after {count} writes");
+    }
+}
+
+/// The memory of a call is bounded, however much the server takes.
+#[test]
+fn call_moves_no_more_than_a_mebibyte() {
+    const MIB: usize = 1 << 20;
+    let answer: Lie = |client, asked| match asked.kind {
+        command::READ => {
+            let data = asked.data(asked.offset, &vec![0; asked.len as usize], true);
+            client.write_all(&data).map(|()| After::Ignore).ok()
+        }
+        command::WRITE => TAKE(client, asked),
+        _ => None,
+    };
+    let fake = Fake::start(Facts { size: 8 << 20, lie: Some(answer), ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    assert!(store.facts().max_payload as usize >= 2 * MIB);
+    assert_eq!(store.read_at(&mut vec![0; 2 * MIB], 0), Ok(MIB));
+    assert_eq!(store.write_at(&vec![0; 2 * MIB], 0), Ok(MIB));
+}
+
+#[test]
+fn server_is_not_asked_for_extents_of_nothing() {
+    let fake = Fake::start(Facts::default());
+    let store = fake.open(&quick()).unwrap();
+    assert_eq!(store.block_status(0, 0), Ok(BlockStatus::allocated(0, 0)));
+    assert_eq!(fake.requests(), 0);
+}
+
+/// An extent that ends where the range begins is none of it.
+#[test]
+fn extent_in_front_of_the_range_says_nothing_about_it() {
+    let short: Lie = |client, asked| client.write_all(&asked.extent(512, 3)).map(|()| After::Ignore).ok();
+    let (lie_to, blocks) = (Some(command::BLOCK_STATUS), Some([4096, 4096, 1 << 20]));
+    let fake = Fake::start(Facts { blocks, lie: Some(short), lie_to, ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    assert_eq!(store.block_status(512, 512), Ok(BlockStatus::allocated(512, 512)));
+    assert_eq!(store.block_status(511, 512), Ok(BlockStatus::hole(511, 1)));
+}
