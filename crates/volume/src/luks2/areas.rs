@@ -21,36 +21,33 @@ pub(crate) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
     keyslots_start(header) + metadata.config.keyslots_size
 }
 
-/// Returns the start of the first gap between the keyslot areas for an area of `len` bytes.
-pub(super) fn find_gap(header: &BinaryHeader, metadata: &Metadata, len: u64) -> Option<u64> {
-    let mut used: Vec<_> = metadata.keyslots.values().map(|slot| (slot.area_offset, slot.reserved_len())).collect();
-    used.sort_unstable();
-    let mut start = keyslots_start(header);
-    for (offset, used_len) in used {
-        if start.checked_add(len)? <= offset {
-            break;
-        }
-        // Ends of areas were checked against that of all.
-        start = start.max((offset + used_len).next_multiple_of(KEYSLOTS_ALIGN));
-    }
-    (start.checked_add(len)? <= keyslots_end(header, metadata)).then_some(start)
-}
-
-/// Returns the largest gap between the keyslot areas.
-pub(super) fn largest_gap(header: &BinaryHeader, metadata: &Metadata) -> Range<u64> {
+/// Returns the gaps between the keyslot areas in order, each from an aligned byte to the next area. Some are empty.
+fn gaps(header: &BinaryHeader, metadata: &Metadata) -> impl Iterator<Item = Range<u64>> {
     let mut used: Vec<_> = metadata.keyslots.values().map(|slot| (slot.area_offset, slot.reserved_len())).collect();
     used.sort_unstable();
     used.push((keyslots_end(header, metadata), 0));
     let mut start = keyslots_start(header);
-    let mut largest = start..start;
-    for (offset, used_len) in used {
-        let end = offset / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN;
-        if end.saturating_sub(start) > largest.end - largest.start {
-            largest = start..end;
-        }
+    used.into_iter().map(move |(offset, used_len)| {
+        let gap = start..offset.max(start);
+        // Ends of areas were checked against that of all.
         start = start.max((offset + used_len).next_multiple_of(KEYSLOTS_ALIGN));
-    }
-    largest
+        gap
+    })
+}
+
+/// Returns the start of the first gap between the keyslot areas for an area of `len` bytes.
+pub(super) fn find_gap(header: &BinaryHeader, metadata: &Metadata, len: u64) -> Option<u64> {
+    gaps(header, metadata).find(|gap| gap.end - gap.start >= len).map(|gap| gap.start)
+}
+
+/// Returns the largest gap between the keyslot areas, of aligned length; of several the first. It may be empty.
+pub(super) fn largest_gap(header: &BinaryHeader, metadata: &Metadata) -> Range<u64> {
+    let whole = gaps(header, metadata).map(|gap| gap.start..gap.end / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN);
+    let start = keyslots_start(header);
+    whole.fold(
+        start..start,
+        |best, gap| if gap.end.saturating_sub(gap.start) > best.end - best.start { gap } else { best },
+    )
 }
 
 /// Checks that no area overlaps another one. `keyslots_size` was checked before.

@@ -27,10 +27,13 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f)?;
     }
     writeln!(f, "Keyslots:")?;
+    // The key of a segment that is being re-encrypted is the one of its first digest.
+    let of_segment = |segment: &u32| metadata.digests.iter().find(|(_, digest)| digest.segments.contains(segment));
+    let in_use = metadata.segments.iter().filter(|(_, segment)| !segment.is_backup());
+    let bound: Vec<u32> = in_use.filter_map(|(segment, _)| Some(*of_segment(segment)?.0)).collect();
     for (&number, keyslot) in &metadata.keyslots {
         let digest = metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
-        let is_in_use = |segment: &u32| metadata.segments.get(segment).is_some_and(|segment| !segment.is_backup());
-        let is_bound = digest.is_some_and(|(_, digest)| digest.segments.iter().any(is_in_use));
+        let is_bound = digest.is_some_and(|(number, _)| bound.contains(number));
         write_keyslot((number, is_bound), keyslot, digest, f)?;
     }
     writeln!(f, "Tokens:")?;

@@ -148,6 +148,11 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Whether it has a flag.
+    pub(super) fn has_flag(&self, flag: &str) -> bool {
+        self.flags.iter().any(|own| own == flag)
+    }
+
     /// Whether it only records the state before a re-encryption.
     pub fn is_backup(&self) -> bool {
         self.flags.iter().any(|flag| flag.starts_with("backup-"))

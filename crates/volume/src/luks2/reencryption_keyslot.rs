@@ -33,8 +33,8 @@ impl ReencryptionKeyslot {
     }
 
     /// Returns the version of the requirement: a decryption with a shift takes the header out of the device.
-    pub(super) fn version(&self) -> u32 {
-        if self.mode == ReencryptionMode::Decrypt && self.resilience.shift.is_some() { 3 } else { 2 }
+    pub(super) fn version(&self) -> &'static str {
+        if self.mode == ReencryptionMode::Decrypt && self.resilience.shift.is_some() { "v3" } else { "v2" }
     }
 }
 

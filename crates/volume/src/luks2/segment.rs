@@ -11,6 +11,9 @@ use crate::unlock::Payload;
 use crate::violation::{HeaderFault, Violation};
 use inlock_cipher::{AeadSpec, CipherError, CipherSpec, DataUnitSize, InvalidCipherSpec, SECTOR_SIZE, Sector};
 
+/// Flag of the segment that is being written.
+pub(super) const IN_REENCRYPTION: &str = "in-reencryption";
+
 /// Parses one segment.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, HeaderFault> {
     let kind = match fields.text("type")? {
@@ -84,40 +87,46 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Payload, UnlockError> {
     let mut start = 0u64;
     for (&number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
         let refuse = |reason| UnlockError::Segment { segment: number, reason };
-        if segment.flags.iter().any(|flag| flag == "in-reencryption") {
+        if segment.has_flag(IN_REENCRYPTION) {
             return Err(refuse("it is being re-encrypted"));
         }
-        if segment.offset.checked_add(segment.size.unwrap_or(0)).is_none() {
-            return Err(refuse("it ends beyond the largest device"));
-        }
-        let sectors = segment.size.map(|size| size / SECTOR_SIZE);
-        let (cipher, unit, iv_offset) = match &segment.kind {
-            SegmentKind::Linear => (None, DataUnitSize::SECTOR, 0),
-            SegmentKind::Other(name) => {
-                return Err(UnlockError::UnsupportedType { place: "LUKS2 segment", name: Excerpt::new(name) });
-            }
-            SegmentKind::Crypt(crypt) => {
-                let unit = DataUnitSize::new(crypt.sector_size).map_err(|_| refuse("sector size"))?;
-                let cipher = cipher("LUKS2 segment", &crypt.cipher)?;
-                if !cipher.can_use_unit(unit) {
-                    return Err(CipherError::Unit { spec: cipher, unit }.into());
-                }
-                (Some(cipher), unit, crypt.iv_tweak)
-            }
-        };
-        // dm-crypt refuses an IV offset that is not a whole number of data units.
-        if !iv_offset.is_multiple_of(unit.sectors()) {
-            return Err(refuse("iv_tweak is not a multiple of the sector size"));
-        }
-        let mut mapped = inlock_cipher::Segment::whole(cipher, unit);
+        let mut mapped = mapped(number, segment)?;
         mapped.start = Sector(start);
-        mapped.sectors = sectors;
-        mapped.data_offset = Sector(segment.offset / SECTOR_SIZE);
-        mapped.iv_offset = Sector(iv_offset);
+        start = start.checked_add(mapped.sectors.unwrap_or(0)).ok_or_else(|| refuse("sizes add up to too much"))?;
         segments.push(mapped);
-        start = start.checked_add(sectors.unwrap_or(0)).ok_or_else(|| refuse("sizes add up to too much"))?;
     }
     Ok(Payload::Segments(segments))
+}
+
+/// Returns a segment without integrity protection for the engine, as if it were the first of its volume.
+pub(super) fn mapped(number: u32, segment: &Segment) -> Result<inlock_cipher::Segment, UnlockError> {
+    let refuse = |reason| UnlockError::Segment { segment: number, reason };
+    if segment.offset.checked_add(segment.size.unwrap_or(0)).is_none() {
+        return Err(refuse("it ends beyond the largest device"));
+    }
+    let (cipher, unit, iv_offset) = match &segment.kind {
+        SegmentKind::Linear => (None, DataUnitSize::SECTOR, 0),
+        SegmentKind::Other(name) => {
+            return Err(UnlockError::UnsupportedType { place: "LUKS2 segment", name: Excerpt::new(name) });
+        }
+        SegmentKind::Crypt(crypt) => {
+            let unit = DataUnitSize::new(crypt.sector_size).map_err(|_| refuse("sector size"))?;
+            let cipher = cipher("LUKS2 segment", &crypt.cipher)?;
+            if !cipher.can_use_unit(unit) {
+                return Err(CipherError::Unit { spec: cipher, unit }.into());
+            }
+            (Some(cipher), unit, crypt.iv_tweak)
+        }
+    };
+    // dm-crypt refuses an IV offset that is not a whole number of data units.
+    if !iv_offset.is_multiple_of(unit.sectors()) {
+        return Err(refuse("iv_tweak is not a multiple of the sector size"));
+    }
+    let mut mapped = inlock_cipher::Segment::whole(cipher, unit);
+    mapped.sectors = segment.size.map(|size| size / SECTOR_SIZE);
+    mapped.data_offset = Sector(segment.offset / SECTOR_SIZE);
+    mapped.iv_offset = Sector(iv_offset);
+    Ok(mapped)
 }
 
 /// Returns the authenticated segment, if the volume has one. It must be the only one and reach to the end of the
@@ -133,7 +142,7 @@ fn authenticated(metadata: &Metadata) -> Result<Option<AuthenticatedSegment>, Un
     if live.nth(1).is_some() {
         return refuse("a volume with integrity protection has only one segment");
     }
-    if segment.flags.iter().any(|flag| flag == "in-reencryption") {
+    if segment.has_flag(IN_REENCRYPTION) {
         return refuse("it is being re-encrypted");
     }
     if segment.size.is_some() {

@@ -626,3 +626,17 @@ fn luks1_backup_has_no_bytes_between_its_parts() {
     assert!(bytes[592..1024].iter().all(|byte| *byte == 7) && bytes[1024..4096].iter().all(|byte| *byte == 0));
     assert!(bytes[end as usize..].iter().all(|byte| *byte == 0) && bytes[4096..8192].iter().any(|byte| *byte != 0));
 }
+
+#[test]
+fn luks2_keyslot_takes_a_gap_of_exactly_its_length() {
+    let area: u64 = 258_048;
+    for (room, fits) in [(2 * area, true), (2 * area - 4096, false)] {
+        let device = MemoryDevice::zeroed((1 << 20) + 8192);
+        let options = with!(luks2_options(); keyslots_len: Some(room), data_offset: Some(1 << 20));
+        let mut volume = Volume::from(luks2::format(&device, options, &secret(PASSPHRASE)).unwrap());
+        let key = key_of(&volume, &device);
+        let added = volume.add_keyslot(&device, &key, &secret(b"other"), &pbkdf2());
+        assert_eq!(added.is_ok(), fits, "{added:?}");
+        assert_eq!(luks2_of(&device).metadata().keyslots.len(), 1 + usize::from(fits));
+    }
+}

@@ -1,12 +1,20 @@
 //! Headers of volumes that are re-encrypted: cryptsetup's are read and confirmed, and cryptsetup goes on with ours.
 
-use crate::support::{Bench, PASSPHRASE, chain, installed, run, secret};
+use crate::power_cut::{RecordingDevice, each_state};
+use crate::support::{Bench, PASSPHRASE, chain, installed, luks2_image, run, secret};
 use inlock_volume::luks2::Luks2;
+use inlock_volume::luks2::metadata::{Keyslot, KeyslotKind};
 use inlock_volume::luks2::reencryption::{
-    Direction, PieceState, Protection, ReencryptedKeyslot, ReencryptionKeys, ReencryptionKeyslot, ReencryptionMode,
-    ReencryptionStart, Resilience,
+    Direction, PieceState, Protection, ReencryptedKeyslot, Reencryption, ReencryptionKeys, ReencryptionKeyslot,
+    ReencryptionMode, ReencryptionStart, Resilience,
 };
-use inlock_volume::{Hash, HeaderDevice, KdfKind, KdfRequest, NewKeyslot, UnlockError, UnlockOptions, Volume};
+use inlock_volume::{
+    EditError, Hash, HeaderDevice, KdfKind, KdfRequest, MemoryDevice, NewKeyslot, Secret, UnlockError, UnlockOptions,
+    Volume, VolumeKey,
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 const CHEAP: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 
@@ -74,20 +82,68 @@ fn re_encryptions_of_cryptsetup_are_read_and_confirmed() {
         let path = bench.text(holder);
         let ours = Volume::load(&device).unwrap().dump(&path).to_string();
         assert_eq!(ours.trim_end(), run("cryptsetup", &["luksDump", &path]).trim_end(), "{name}");
-        // An attacker who writes the header changes the cipher or the protection.
-        let other = match mode {
-            ReencryptionMode::Decrypt => luks2.metadata_json().replace("\"sector_size\":4096}", "\"sector_size\":512}"),
-            _ => luks2
-                .metadata_json()
-                .replace("\"encryption\":\"aes-xts-plain64\"", "\"encryption\":\"aes-cbc-plain64\""),
-        };
+        // An attacker who writes the header changes the cipher of all segments and keyslots: these still open.
+        let other = luks2.metadata_json().replace("\"aes-xts-plain64\"", "\"aes-xts-plain\"");
         assert_ne!(other, luks2.metadata_json(), "{name}");
         let mut changed = luks2.clone();
-        if changed.commit(&device, &other).is_ok() {
-            let refused = changed.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default());
-            assert!(refused.is_err(), "{name}: {refused:?}");
+        changed.commit(&device, &other).unwrap();
+        let refused = changed.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default());
+        let Err(UnlockError::Reencryption { reason }) = refused else { panic!("{name}: {refused:?}") };
+        assert!(reason.contains("digest does not confirm"), "{name}: {reason}");
+    }
+}
+
+/// A re-encryption to begin with cheap costs.
+struct Beginning {
+    keys: ReencryptionKeys,
+    passphrase: Secret,
+    slot: NewKeyslot,
+    /// The keyslot with the passphrase.
+    old: u32,
+}
+
+impl Beginning {
+    /// Opens the keyslot of the header on `device`. With a `new` key, that is for the new data.
+    fn new(luks2: &Luks2, device: &dyn HeaderDevice, mode: ReencryptionMode, new: Option<&[u8]>) -> Self {
+        let (old, key) = luks2.unlock_key(device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
+        let keys = match mode {
+            ReencryptionMode::Encrypt => ReencryptionKeys::new(None, Some(key)),
+            _ => ReencryptionKeys::new(Some(key), new.map(VolumeKey::new)),
+        };
+        let mut slot = NewKeyslot::default();
+        slot.kdf = KdfRequest::new(KdfKind::Pbkdf2);
+        slot.kdf.forced_iterations = Some(1000);
+        Self { keys, passphrase: secret(PASSPHRASE), slot, old }
+    }
+
+    /// Begins to replace the key of the volume on `device`, and returns the header and the state.
+    fn begun(device: &dyn HeaderDevice) -> (Luks2, Reencryption, Self) {
+        let mut luks2 = Luks2::load(device).unwrap();
+        let beginning = Self::new(&luks2, device, ReencryptionMode::Reencrypt, Some(&NEW_KEY));
+        let resilience = Resilience { protection: Protection::Journal, shift: None };
+        let start = beginning.start(ReencryptionMode::Reencrypt, Direction::Forward, resilience);
+        let state = luks2.start_reencryption(device, &start).unwrap();
+        (luks2, state, beginning)
+    }
+
+    fn start(&self, mode: ReencryptionMode, direction: Direction, resilience: Resilience) -> ReencryptionStart<'_> {
+        let is_new = mode == ReencryptionMode::Reencrypt && self.keys.new.is_some();
+        let slot = ReencryptedKeyslot { old: self.old, passphrase: &self.passphrase, new: &self.slot };
+        ReencryptionStart {
+            keyslot: ReencryptionKeyslot::new(mode, direction, resilience),
+            new: None,
+            keys: &self.keys,
+            keyslots: if is_new { vec![slot] } else { Vec::new() },
+            kdf: self.slot.kdf,
+            hash: Hash::Sha256,
+            device_len: 40 << 20,
+            data_len: None,
         }
     }
+}
+
+fn checksum() -> Protection {
+    Protection::Checksum { hash: "sha256".into(), block: 4096 }
 }
 
 /// Begins a re-encryption, which cryptsetup ends.
@@ -97,37 +153,305 @@ fn cryptsetup_goes_on_with_a_re_encryption_of_ours() {
         return;
     }
     let bench = Bench::new();
-    for protection in
-        [Protection::None, Protection::Journal, Protection::Checksum { hash: "sha256".into(), block: 4096 }]
-    {
+    for protection in [Protection::None, Protection::Journal, checksum()] {
         let image = image(&bench, "image", true);
         let device = bench.device("image");
         let mut luks2 = load(&bench, "image");
-        let (number, old) = luks2.unlock_key(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
-        let new = inlock_volume::VolumeKey::new(&NEW_KEY);
-        let keys = ReencryptionKeys::new(Some(old), Some(new));
-        let mut kdf = KdfRequest::new(KdfKind::Pbkdf2);
-        kdf.forced_iterations = Some(1000);
-        let mut slot = NewKeyslot::default();
-        slot.kdf = kdf;
-        let (passphrase, resilience) = (secret(PASSPHRASE), Resilience { protection, shift: None });
+        let beginning = Beginning::new(&luks2, &device, ReencryptionMode::Reencrypt, Some(&NEW_KEY));
+        let resilience = Resilience { protection, shift: None };
         let name = resilience.name();
-        let start = ReencryptionStart {
-            keyslot: ReencryptionKeyslot::new(ReencryptionMode::Reencrypt, Direction::Forward, resilience),
-            new: None,
-            keys: &keys,
-            keyslots: vec![ReencryptedKeyslot { old: number, passphrase: &passphrase, new: &slot }],
-            kdf,
-            hash: Hash::Sha256,
-            device_len: device.len().unwrap(),
-            data_len: None,
-        };
+        let start = beginning.start(ReencryptionMode::Reencrypt, Direction::Forward, resilience);
         luks2.start_reencryption(&device, &start).unwrap_or_else(|error| panic!("{name}: {}", chain(&error)));
-        luks2.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
         reencrypt(&bench, &image, &["--resume-only"]);
         let after = load(&bench, "image");
         assert!(after.reencryption().unwrap().is_none(), "{name}");
         let (_, key) = after.unlock_key(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
         assert_eq!(key.as_bytes(), NEW_KEY, "{name}");
     }
+}
+
+/// Begins to encrypt and to decrypt with a detached header, and cryptsetup ends it: the data are as the first bytes of
+/// the plaintext, or of the volume, were.
+#[test]
+fn cryptsetup_ends_an_encryption_and_a_decryption_of_ours() {
+    if !installed("cryptsetup") {
+        return;
+    }
+    let bench = Bench::new();
+    let (header, image) = (bench.text("detached"), bench.text("image"));
+    let plain = vec![0x5a; 40 << 20];
+    std::fs::write(&image, &plain).unwrap();
+    let format = ["luksFormat", "-q", "--header", &header, &image, &bench.text("key")];
+    run("cryptsetup", &[&format[..], &CHEAP].concat());
+    let device = bench.device("detached");
+    for (mode, direction) in
+        [(ReencryptionMode::Encrypt, Direction::Forward), (ReencryptionMode::Decrypt, Direction::Backward)]
+    {
+        let mut luks2 = load(&bench, "detached");
+        let beginning = Beginning::new(&luks2, &device, mode, None);
+        let resilience = Resilience { protection: checksum(), shift: None };
+        let start = beginning.start(mode, direction, resilience);
+        luks2.start_reencryption(&device, &start).unwrap_or_else(|error| panic!("{mode:?}: {}", chain(&error)));
+        luks2.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
+        reencrypt(&bench, &image, &["--resume-only", "--header", &header]);
+        assert!(load(&bench, "detached").reencryption().unwrap().is_none(), "{mode:?}");
+        let is_plain = std::fs::read(&image).unwrap() == plain;
+        assert_eq!(is_plain, mode == ReencryptionMode::Decrypt, "{mode:?}");
+    }
+}
+
+/// Checks the progress, in MiB, of the volume in the file `image`, and that its dump is that of cryptsetup. Returns the
+/// state.
+fn confirm(bench: &Bench, expected: &[(u64, Option<u64>, PieceState)]) -> Reencryption {
+    let (luks2, device, path) = (load(bench, "image"), bench.device("image"), bench.text("image"));
+    let (found, _) = luks2.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
+    let mib = |bytes: u64| bytes >> 20;
+    let pieces = found.pieces.as_slice().iter().map(|piece| (mib(piece.start), piece.end.map(mib), piece.state));
+    assert_eq!(pieces.collect::<Vec<_>>(), expected);
+    let ours = Volume::load(&device).unwrap().dump(&path).to_string();
+    assert_eq!(ours.trim_end(), run("cryptsetup", &["luksDump", &path]).trim_end());
+    // The zone that is being written is old and new.
+    let hot = luks2.metadata().segments.iter().find(|(_, segment)| segment.flags == ["in-reencryption"]);
+    if let Some((hot, _)) = hot {
+        assert!(luks2.metadata().digests.values().take(2).all(|digest| digest.segments.contains(hot)));
+    }
+    found
+}
+
+/// The progress of each mode is legal for cryptsetup at every step, and the last header has the new key alone.
+#[test]
+fn every_step_of_the_header_is_one_of_cryptsetup() {
+    if !installed("cryptsetup") {
+        return;
+    }
+    let bench = Bench::new();
+    let path = image(&bench, "image", true);
+    let device = bench.device("image");
+    let token = bench.text("token");
+    std::fs::write(&token, r#"{"type":"x","keyslots":["0"]}"#).unwrap();
+    run("cryptsetup", &["token", "import", "--json-file", &token, &path]);
+    let (mut luks2, mut state, beginning) = Beginning::begun(&device);
+    let len = state.len(40 << 20);
+    assert_eq!(len, 24 << 20);
+    use PieceState::{Hot, New, Old};
+    let mut zones = 0;
+    while let Some(zone) = state.next_zone(10 << 20, len) {
+        let hot = state.pieces.with(&zone, Hot, len);
+        luks2.commit_progress(&device, &mut state, hot).unwrap();
+        state = match zones {
+            0 => confirm(&bench, &[(0, Some(10), Hot), (10, None, Old)]),
+            1 => confirm(&bench, &[(0, Some(10), New), (10, Some(20), Hot), (20, None, Old)]),
+            _ => confirm(&bench, &[(0, Some(20), New), (20, Some(24), Hot)]),
+        };
+        let kdf = beginning.slot.kdf;
+        let other = || (Resilience { protection: checksum(), shift: None }, Hash::Sha256, &kdf);
+        let refused = luks2.change_resilience(&device, &state, &beginning.keys, other());
+        assert!(refused.is_err(), "a zone is being written");
+        assert!(luks2.finish_reencryption(&device, &state).is_err(), "it is not at its end");
+        let new = state.pieces.with(&zone, New, len);
+        luks2.commit_progress(&device, &mut state, new).unwrap();
+        if zones == 0 {
+            state = luks2.change_resilience(&device, &state, &beginning.keys, other()).unwrap();
+            assert_eq!(state.keyslot.resilience.name(), "checksum");
+            confirm(&bench, &[(0, Some(10), New), (10, None, Old)]);
+        }
+        zones += 1;
+    }
+    confirm(&bench, &[(0, None, New)]);
+    assert_eq!(luks2.metadata().tokens[&0].keyslots, [0, 1]);
+    let read = |range: Range<u64>| {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        device.read_exact_at(&mut bytes, range.start).unwrap();
+        bytes
+    };
+    let old = &luks2.metadata().keyslots[&0];
+    let areas = [old.area_offset..old.area_offset + old.area_len, state.area.clone()];
+    device.write_all_at(&vec![0x77; 1 << 20], areas[1].end - (1 << 20)).unwrap();
+    let before = areas.clone().map(read);
+    luks2.finish_reencryption(&device, &state).unwrap();
+    let after = load(&bench, "image");
+    assert!(after.reencryption().unwrap().is_none() && after.metadata().segments.len() == 1);
+    assert_eq!(after.metadata().keyslots.keys().collect::<Vec<_>>(), [&1]);
+    assert_eq!(after.metadata().digests.len(), 1);
+    assert_eq!(after.metadata().tokens[&0].keyslots, [1]);
+    // The old key material, and the old data of the last zone, are overwritten to their ends.
+    for (area, before) in areas.into_iter().zip(before) {
+        let blocks = before.chunks(512).zip(read(area.clone()).chunks(512).map(<[u8]>::to_vec).collect::<Vec<_>>());
+        assert!(blocks.into_iter().all(|(before, now)| *before != now), "{area:?}");
+    }
+    let (_, key) = after.unlock_key(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
+    assert_eq!(key.as_bytes(), NEW_KEY);
+    run("cryptsetup", &["open", "--test-passphrase", "--key-file", &bench.text("key"), &path]);
+}
+
+#[test]
+fn keyslot_in_use_is_not_overwritten_by_that_of_the_new_key() {
+    let device = MemoryDevice::new(luks2_image());
+    let mut luks2 = Luks2::load(&device).unwrap();
+    let mut beginning = Beginning::new(&luks2, &device, ReencryptionMode::Reencrypt, Some(&NEW_KEY));
+    let mut start = |number| {
+        beginning.slot.number = Some(number);
+        let resilience = Resilience { protection: Protection::None, shift: None };
+        luks2.start_reencryption(&device, &beginning.start(ReencryptionMode::Reencrypt, Direction::Forward, resilience))
+    };
+    assert!(matches!(start(0), Err(EditError::KeyslotInUse(0))));
+    assert!(matches!(start(32), Err(EditError::KeyslotInvalid { number: 32, .. })));
+    start(7).unwrap();
+    assert_eq!(luks2.metadata().keyslots.keys().collect::<Vec<_>>(), [&0, &1, &7]);
+}
+
+/// Change of the metadata.
+type Change = fn(&mut Value);
+
+/// Changes of a header in re-encryption, each with parts of the reasons why it is refused.
+const ROWS: &[(&str, &str, Change)] = &[
+    ("unchanged", "", |_| ()),
+    ("version 1", "it has version 1", |map| map["config"]["requirements"]["mandatory"][0] = "online-reencrypt".into()),
+    ("version 3", "not that of the keyslot", |map| {
+        map["config"]["requirements"]["mandatory"][0] = "online-reencrypt-v3".into();
+    }),
+    ("another version", "'online-reencrypt-v4'", |map| {
+        map["config"]["requirements"]["mandatory"][0] = "online-reencrypt-v4".into();
+    }),
+    ("two requirements", "'offline-reencrypt'", |map| {
+        map["config"]["requirements"]["mandatory"] = json!(["online-reencrypt-v2", "offline-reencrypt"]);
+    }),
+    ("zone that is not written", "its segments do not follow", |map| {
+        map["segments"]["1"]["flags"] = json!([]);
+        map["segments"]["0"]["flags"] = json!([]);
+        map["digests"]["0"]["segments"] = json!(["0", "2"]);
+        map["digests"]["1"]["segments"] = json!(["1", "3"]);
+    }),
+    ("two zones", "two segments have the same flag|is not one", |map| {
+        map["segments"]["1"]["flags"] = json!(["in-reencryption"]);
+    }),
+    ("zone of the old key alone", "is not one", |map| map["digests"]["1"]["segments"] = json!(["3"])),
+    ("zone elsewhere", "is not one", |map| map["segments"]["0"]["iv_tweak"] = "8".into()),
+    ("zone without an end", "is not one", |map| {
+        let [mut hot, previous, last] = ["0", "2", "3"].map(|number| map["segments"][number].clone());
+        hot["size"] = "dynamic".into();
+        map["segments"] = json!({"0": hot, "1": previous, "2": last});
+        (map["digests"]["0"]["segments"], map["digests"]["1"]["segments"]) = (json!(["0", "1"]), json!(["0", "2"]));
+    }),
+    ("rest elsewhere", "neither of the old nor of the new", |map| map["segments"]["1"]["iv_tweak"] = "16".into()),
+    ("rest with another unit", "neither of the old nor of the new", |map| {
+        map["segments"]["1"]["sector_size"] = 512.into();
+    }),
+    ("rest of no key", "do not go together", |map| map["digests"]["0"]["segments"] = json!(["0", "2"])),
+    ("no backup", "a backup segment is missing", |map| map["segments"]["3"]["flags"] = json!(["backup-x"])),
+    ("two backups", "two segments have the same flag", |map| {
+        map["segments"]["3"]["flags"] = json!(["backup-previous"]);
+    }),
+    ("backup of both keys", "two digests", |map| map["digests"]["1"]["segments"] = json!(["0", "2", "3"])),
+    ("backup elsewhere", "without a shift", |map| map["segments"]["3"]["offset"] = "2097152".into()),
+    ("moved segment", "is not one|not as long as the shift", |map| {
+        let mut moved = map["segments"]["2"].clone();
+        moved["flags"] = json!(["backup-moved-segment"]);
+        map["segments"]["4"] = moved;
+        map["digests"]["0"]["segments"] = json!(["0", "1", "2", "4"]);
+    }),
+    ("to plaintext", "not those of its mode", |map| map["keyslots"]["2"]["mode"] = "decrypt".into()),
+    ("other direction", "do not follow", |map| map["keyslots"]["2"]["direction"] = "backward".into()),
+    ("no protection", "does not confirm", |map| map["keyslots"]["2"]["area"]["type"] = "none".into()),
+    ("other protection", "does not confirm", |map| {
+        let area = &mut map["keyslots"]["2"]["area"];
+        (area["type"], area["hash"], area["sector_size"]) = ("checksum".into(), "sha256".into(), 512.into());
+    }),
+    ("shorter area", "does not confirm", |map| map["keyslots"]["2"]["area"]["size"] = "4096".into()),
+    ("no digest", "has no digest", |map| map["digests"]["2"]["keyslots"] = json!([])),
+    ("two keyslots", "two keyslots", |map| {
+        let mut other = map["keyslots"]["2"].clone();
+        map["keyslots"]["2"]["area"]["size"] = "4096".into();
+        let offset: u64 = other["area"]["offset"].as_str().unwrap().parse().unwrap();
+        (other["area"]["offset"], other["area"]["size"]) = ((offset + 4096).to_string().into(), "4096".into());
+        map["keyslots"]["3"] = other;
+    }),
+    ("no keyslot", "it has no keyslot", |map| {
+        map["keyslots"].as_object_mut().unwrap().remove("2");
+        map["digests"].as_object_mut().unwrap().remove("2");
+    }),
+];
+
+/// Changes of a header in re-encryption that a program would not make, with the reason of their refusal.
+#[test]
+fn header_that_no_re_encryption_leaves_is_refused() {
+    let device = MemoryDevice::new(luks2_image());
+    let (mut luks2, mut state, _) = Beginning::begun(&device);
+    let len = state.len(device.len().unwrap());
+    assert_eq!(len, 8192);
+    let hot = state.pieces.with(&(0..4096), PieceState::Hot, len);
+    luks2.commit_progress(&device, &mut state, hot).unwrap();
+    let image = device.to_vec();
+    for (name, reason, change) in ROWS {
+        let device = MemoryDevice::new(image.clone());
+        let mut luks2 = Luks2::load(&device).unwrap();
+        let mut map: Value = serde_json::from_str(luks2.metadata_json()).unwrap();
+        change(&mut map);
+        luks2.commit(&device, &map.to_string()).unwrap_or_else(|error| panic!("{name}: {}", chain(&error)));
+        let unlocked = luks2.unlock_reencryption(&device, &secret(PASSPHRASE), &UnlockOptions::default());
+        let text = unlocked.map_or_else(|error| chain(&error), |_| String::new());
+        assert!(
+            reason.split('|').any(|reason| text.contains(reason)) && text.is_empty() == reason.is_empty(),
+            "{name}: {text}"
+        );
+    }
+}
+
+/// In every state that a power cut leaves, the header is the one before or after, and the keyslots of each have their
+/// key material.
+#[test]
+fn power_cut_leaves_a_re_encryption_before_or_after_each_step() {
+    let mut image = luks2_image();
+    let mut states = 0;
+    let keys_of = |luks2: &Luks2, bytes: &[u8]| {
+        let keys = luks2.metadata().keyslots.iter().filter(|(_, slot)| matches!(slot.kind, KeyslotKind::Luks2(_)));
+        let area = |slot: &Keyslot| bytes[slot.area_offset as usize..][..slot.area_len as usize].to_vec();
+        keys.map(|(&number, slot)| (number, area(slot))).collect::<BTreeMap<_, _>>()
+    };
+    type Step = fn(&RecordingDevice);
+    fn state_on(device: &RecordingDevice) -> (Luks2, Reencryption) {
+        let luks2 = Luks2::load(device).unwrap();
+        let state = luks2.reencryption().unwrap().unwrap();
+        (luks2, state)
+    }
+    fn advance(device: &RecordingDevice, to: PieceState) {
+        let (mut luks2, mut state) = state_on(device);
+        let len = state.len(device.len().unwrap());
+        let pieces = state.pieces.with(&(0..len), to, len);
+        luks2.commit_progress(device, &mut state, pieces).unwrap();
+    }
+    let steps: [(&str, Step); 4] = [
+        ("begin", |device| drop(Beginning::begun(device))),
+        ("hot", |device| advance(device, PieceState::Hot)),
+        ("new", |device| advance(device, PieceState::New)),
+        ("end", |device| {
+            let (mut luks2, state) = state_on(device);
+            luks2.finish_reencryption(device, &state).unwrap();
+        }),
+    ];
+    let mut known = BTreeMap::new();
+    for (name, step) in steps {
+        let device = RecordingDevice::new(image.clone());
+        step(&device);
+        let after = device.to_vec();
+        let end = Luks2::load(&MemoryDevice::new(after.clone())).unwrap();
+        for (bytes, luks2) in [(&image, Luks2::load(&MemoryDevice::new(image.clone())).unwrap()), (&after, end.clone())]
+        {
+            known.extend(keys_of(&luks2, bytes));
+        }
+        states += each_state(&image, &device.log.into_inner().unwrap(), &mut |bytes| {
+            let luks2 = Luks2::load(&MemoryDevice::new(bytes.to_vec())).unwrap();
+            let keys = keys_of(&luks2, bytes);
+            let in_reencryption = !luks2.metadata().config.requirements.is_empty();
+            // The old keyslot may be overwritten once the volume no longer needs it.
+            let needed = keys.iter().filter(|(number, _)| in_reencryption || name != "end" || **number != 0);
+            for (number, material) in needed {
+                assert!(known[number] == *material, "{name}: keyslot {number}");
+            }
+            assert!(luks2.reencryption().is_ok(), "{name}");
+        });
+        image = after;
+    }
+    assert!(states > 300, "{states}");
+    println!("{states} states");
 }

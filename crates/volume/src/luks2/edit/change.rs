@@ -1,7 +1,7 @@
 //! Replacing the passphrase or the parameters of a keyslot.
 
 use super::keyslots::area;
-use super::object::{refer, remove_keyslots, section};
+use super::object::{has_reference, refer, remove_keyslots, section};
 use crate::edit::{EditError, NewKeyslot};
 use crate::error::CommitError;
 use crate::header_device::HeaderDevice;
@@ -92,7 +92,7 @@ impl Luks2 {
         keyslots.insert(target.to_string(), merged);
         for referring in ["digests", "tokens"] {
             for object in section(&mut map, referring).values_mut() {
-                if object["keyslots"].as_array().is_some_and(|all| all.iter().any(|one| one == name.as_str())) {
+                if has_reference(object, number) {
                     refer(object, target);
                 }
             }

@@ -5,7 +5,8 @@ use crate::checked_device::CheckedDevice;
 use crate::edit::{EditError, KeyslotStatus, NewKeyslot};
 use crate::header_device::HeaderDevice;
 use crate::luks_cipher;
-use crate::luks2::metadata::{Keyslot, KeyslotKind, SegmentKind};
+use crate::luks2::binary_header::BinaryHeader;
+use crate::luks2::metadata::{Keyslot, KeyslotKind, Metadata, SegmentKind};
 use crate::luks2::new_digest::new_digest;
 use crate::luks2::new_keyslot::{KeyslotPlan, area_len};
 use crate::luks2::validate::{MAX_DIGESTS, MAX_OBJECTS};
@@ -57,8 +58,7 @@ impl Luks2 {
         if !(1..=crate::key_material::MAX_KEY_LEN).contains(&key.len()) {
             return Err(EditError::InvalidOption { option: "key-size", reason: "a key has 1 to 512 bytes" });
         }
-        let no_digest = EditError::NoFreeDigest { max: MAX_DIGESTS };
-        let digest = free_number(&self.metadata.digests, MAX_DIGESTS).ok_or(no_digest)?;
+        let digest = free_digest(&self.metadata)?;
         let hash = new.hash.unwrap_or(Hash::Sha256);
         self.insert(device, key, passphrase, new, |map, number| {
             let object = new_digest(key, hash, &new.kdf, &[&number.to_string()], &[])?;
@@ -148,28 +148,17 @@ impl Luks2 {
 
     /// Returns the keyslot of that number.
     pub(super) fn active_keyslot(&self, number: u32) -> Result<&Keyslot, EditError> {
-        self.metadata.keyslots.get(&number).ok_or(match number < MAX_OBJECTS {
-            true => EditError::KeyslotInactive(number),
-            false => EditError::KeyslotInvalid { number, max: MAX_OBJECTS - 1 },
-        })
+        active_keyslot(&self.metadata, number)
     }
 
     /// Returns the number of a keyslot that is free: the requested one, or the first.
     pub(super) fn free_keyslot(&self, requested: Option<u32>) -> Result<u32, EditError> {
-        let Some(number) = requested else {
-            return free_number(&self.metadata.keyslots, MAX_OBJECTS).ok_or(EditError::NoFreeKeyslot);
-        };
-        match self.active_keyslot(number) {
-            Ok(_) => Err(EditError::KeyslotInUse(number)),
-            Err(EditError::KeyslotInactive(_)) => Ok(number),
-            Err(error) => Err(error),
-        }
+        free_keyslot(&self.metadata, requested)
     }
 
     /// Returns the start of a free area for a key of `key_len` bytes.
     pub(super) fn free_area(&self, key_len: usize) -> Result<u64, EditError> {
-        let needed = area_len(key_len);
-        areas::find_gap(&self.header, &self.metadata, needed).ok_or(EditError::NoFreeArea { needed })
+        free_area(&self.header, &self.metadata, area_len(key_len))
     }
 
     /// Checks that `key` is the one that a digest confirms.
@@ -233,6 +222,35 @@ impl Luks2 {
             _ => None,
         }
     }
+}
+
+fn active_keyslot(metadata: &Metadata, number: u32) -> Result<&Keyslot, EditError> {
+    metadata.keyslots.get(&number).ok_or(match number < MAX_OBJECTS {
+        true => EditError::KeyslotInactive(number),
+        false => EditError::KeyslotInvalid { number, max: MAX_OBJECTS - 1 },
+    })
+}
+
+/// Returns the number of a keyslot that these metadata have free: the requested one, or the first.
+pub(in crate::luks2) fn free_keyslot(metadata: &Metadata, requested: Option<u32>) -> Result<u32, EditError> {
+    let Some(number) = requested else {
+        return free_number(&metadata.keyslots, MAX_OBJECTS).ok_or(EditError::NoFreeKeyslot);
+    };
+    match active_keyslot(metadata, number) {
+        Ok(_) => Err(EditError::KeyslotInUse(number)),
+        Err(EditError::KeyslotInactive(_)) => Ok(number),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the number of the first digest that these metadata have free.
+pub(in crate::luks2) fn free_digest(metadata: &Metadata) -> Result<u32, EditError> {
+    free_number(&metadata.digests, MAX_DIGESTS).ok_or(EditError::NoFreeDigest { max: MAX_DIGESTS })
+}
+
+/// Returns the start of the first gap for an area of `needed` bytes.
+pub(in crate::luks2) fn free_area(header: &BinaryHeader, metadata: &Metadata, needed: u64) -> Result<u64, EditError> {
+    areas::find_gap(header, metadata, needed).ok_or(EditError::NoFreeArea { needed })
 }
 
 /// Returns the area of a keyslot.

@@ -11,7 +11,8 @@ mod object;
 mod settings;
 mod tokens;
 
-pub(super) use object::{free_number, object, refer, remove_keyslots, section};
+pub(super) use keyslots::{free_area, free_digest, free_keyslot};
+pub(super) use object::{has_reference, object, refer, remove_keyslots, section};
 
 use super::Luks2;
 use super::commit::Draft;

@@ -22,22 +22,28 @@ pub(in crate::luks2) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) 
 }
 
 /// Returns the lowest number that is not in use, of those below `max`.
-pub(in crate::luks2) fn free_number<T>(used: &BTreeMap<u32, T>, max: u32) -> Option<u32> {
+pub(super) fn free_number<T>(used: &BTreeMap<u32, T>, max: u32) -> Option<u32> {
     (0..max).find(|number| !used.contains_key(number))
+}
+
+/// Whether an object refers to a keyslot.
+pub(in crate::luks2) fn has_reference(object: &Value, keyslot: u32) -> bool {
+    let name = keyslot.to_string();
+    object["keyslots"].as_array().is_some_and(|all| all.iter().any(|one| one == name.as_str()))
 }
 
 /// Makes an object refer to a keyslot.
 pub(in crate::luks2) fn refer(object: &mut Value, keyslot: u32) {
+    if has_reference(object, keyslot) {
+        return;
+    }
     if let Some(keyslots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
-        let name = keyslot.to_string();
-        if !keyslots.iter().any(|reference| reference == name.as_str()) {
-            keyslots.push(name.into());
-        }
+        keyslots.push(keyslot.to_string().into());
     }
 }
 
 /// Removes an object's reference to a keyslot.
-pub(in crate::luks2) fn unrefer(object: &mut Value, keyslot: u32) {
+pub(super) fn unrefer(object: &mut Value, keyslot: u32) {
     if let Some(keyslots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
         let name = keyslot.to_string();
         keyslots.retain(|reference| reference != name.as_str());

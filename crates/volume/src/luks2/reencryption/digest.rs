@@ -58,10 +58,7 @@ pub(super) fn sequence(
     // The memory does not grow: a copy that is left would not be wiped.
     let room = 1024 + [old, new].iter().flatten().map(|key| key.len()).sum::<usize>();
     let mut bytes = Sequence(Zeroizing::new(Vec::with_capacity(room)));
-    bytes.text(match reencryption.version {
-        3 => "v3",
-        _ => "v2",
-    })?;
+    bytes.text(reencryption.keyslot.version())?;
     let has_other_key = reencryption.old.digest != reencryption.new.digest;
     let keys = [
         old.filter(|_| reencryption.old.digest.is_some()),
@@ -84,6 +81,6 @@ pub(super) fn sequence(
     [Some(&parts.previous), Some(&parts.last), parts.moved.as_ref()]
         .into_iter()
         .flatten()
-        .try_for_each(|segment| bytes.segment(segment))?;
+        .try_for_each(|stored| bytes.segment(&stored.segment))?;
     Ok(VolumeKey::new(&bytes.0))
 }

@@ -3,20 +3,23 @@
 //! Each is one commit of the metadata. Key material is durable before the metadata that refer to it. The caller makes
 //! data, and the keyslot's area, durable in between.
 
+use super::segments::Segments;
 use super::{
     FINAL, MOVED, PREVIOUS, PieceState, Pieces, Protection, Reencryption, ReencryptionKeys, ReencryptionMode,
-    Resilience, VERSION_2, VERSION_3, digest, segments,
+    Resilience, digest, requirement, segments,
 };
 use crate::edit::{EditError, NewKeyslot};
 use crate::error::{CommitError, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::luks_cipher;
-use crate::luks2::edit::{free_number, object, refer, remove_keyslots, section};
-use crate::luks2::metadata::{KeyslotKind, Metadata};
+use crate::luks2::edit::{
+    free_area, free_digest, free_keyslot, has_reference, object, refer, remove_keyslots, section,
+};
+use crate::luks2::metadata::Metadata;
 use crate::luks2::new_digest::new_digest;
 use crate::luks2::new_keyslot::area_len;
 use crate::luks2::reencryption_keyslot::{self as keyslot, ReencryptionKeyslot};
-use crate::luks2::validate::{self, MAX_DIGESTS, MAX_OBJECTS};
+use crate::luks2::validate;
 use crate::luks2::wipe::wipe_area;
 use crate::luks2::{HEADER, Luks2, areas};
 use crate::pbkdf::{Hash, KdfRequest};
@@ -119,35 +122,26 @@ impl Luks2 {
         let mut digest = None;
         for slot in &start.keyslots {
             let metadata = self.metadata_of(&draft.map)?;
-            let number = match slot.new.number {
-                Some(number) => number,
-                None => free_number(&metadata.keyslots, MAX_OBJECTS).ok_or(EditError::NoFreeKeyslot)?,
-            };
-            let needed = area_len(key.len());
-            let offset = areas::find_gap(&self.header, &metadata, needed).ok_or(EditError::NoFreeArea { needed })?;
+            let number = free_keyslot(&metadata, slot.new.number)?;
+            let offset = free_area(&self.header, &metadata, area_len(key.len()))?;
             let (mut object, material) = self.plan(key, slot.new)?.seal(key, slot.passphrase, offset)?;
             let name = number.to_string();
-            let old = slot.old.to_string();
-            if let Some(priority) = draft.map["keyslots"][&old].get("priority").cloned() {
+            if let Some(priority) = draft.map["keyslots"][slot.old.to_string()].get("priority").cloned() {
                 object["priority"] = priority;
             }
             section(&mut draft.map, "keyslots").insert(name.clone(), object);
             let digests = section(&mut draft.map, "digests");
             match digest {
                 None => {
-                    let free = free_number(&metadata.digests, MAX_DIGESTS);
-                    let free = free.ok_or(EditError::NoFreeDigest { max: MAX_DIGESTS })?;
+                    let free = free_digest(&metadata)?;
                     let object = new_digest(key, start.hash, &start.kdf, &[&name], &[])?;
                     digests.insert(free.to_string(), object);
                     digest = Some(free);
                 }
                 Some(known) => refer(&mut digests[&known.to_string()], number),
             }
-            for token in section(&mut draft.map, "tokens").values_mut() {
-                if token["keyslots"].as_array().is_some_and(|all| all.iter().any(|one| one == old.as_str())) {
-                    refer(token, number);
-                }
-            }
+            let tokens = section(&mut draft.map, "tokens").values_mut();
+            tokens.filter(|token| has_reference(token, slot.old)).for_each(|token| refer(token, number));
             draft.materials.push((offset, material));
         }
         digest.ok_or(EditError::NoFreeKeyslot)
@@ -185,7 +179,7 @@ impl Luks2 {
             }
             (ReencryptionMode::Encrypt, None) => (with(linear, PREVIOUS, &[]), with(present, FINAL, &[]), None),
             (ReencryptionMode::Encrypt, Some(shift)) => {
-                let len = start.device_len.saturating_sub(2 * shift);
+                let len = start.device_len.saturating_sub(shift.saturating_mul(2));
                 let Some(from) = only.offset.checked_sub(shift).filter(|_| len >= shift) else {
                     return invalid("reduce-device-size", "the device is too small");
                 };
@@ -202,48 +196,33 @@ impl Luks2 {
                 (with(present, PREVIOUS, &[]), with(linear, FINAL, &fields(to, None)), Some(moved))
             }
         };
-        let (is_old, is_new) =
-            (start.keyslot.mode != ReencryptionMode::Encrypt, start.keyslot.mode != ReencryptionMode::Decrypt);
-        let mut all = Map::new();
-        let mut bound = vec![(old, "0", is_old), (new, "1", is_new)];
-        all.insert("0".into(), previous);
-        all.insert("1".into(), last);
-        if let Some(moved) = moved {
-            all.insert("2".into(), moved);
-            bound.push((old, "2", is_old));
-        }
-        draft.map.insert("segments".into(), all.into());
-        for digest in section(&mut draft.map, "digests").values_mut() {
-            digest["segments"] = json!([]);
-        }
-        for (digest, segment, _) in bound.iter().filter(|(.., is_bound)| *is_bound) {
-            if let Some(all) = draft.map["digests"][digest.to_string()]["segments"].as_array_mut() {
-                all.push((*segment).into());
-            }
-        }
+        let old = Some(old).filter(|_| start.keyslot.mode != ReencryptionMode::Encrypt);
+        let new = Some(new).filter(|_| start.keyslot.mode != ReencryptionMode::Decrypt);
+        let mut all = Segments::default();
+        all.add(previous, &[old]);
+        all.add(last, &[new]);
+        moved.into_iter().for_each(|moved| all.add(moved, &[old]));
+        all.write_to(&mut draft.map);
         Ok(())
     }
 
     /// Adds the keyslot of the re-encryption, its digest, the requirement, and the segments in use.
     fn add_state(&self, draft: &mut Draft, start: &ReencryptionStart<'_>) -> Result<Reencryption, EditError> {
         let metadata = self.metadata_of(&draft.map)?;
-        let number = free_number(&metadata.keyslots, MAX_OBJECTS).ok_or(EditError::NoFreeKeyslot)?;
+        let number = free_keyslot(&metadata, None)?;
         let area = area_for(self, &metadata, start)?;
         let name = number.to_string();
         section(&mut draft.map, "keyslots").insert(name.clone(), keyslot::object(&start.keyslot, &area));
-        let requirement = if start.keyslot.version() == 3 { VERSION_3 } else { VERSION_2 };
         let requirements = object(section(&mut draft.map, "config"), "requirements");
-        requirements.insert("mandatory".into(), json!([requirement]));
+        requirements.insert("mandatory".into(), json!([requirement(&start.keyslot)]));
         let metadata = self.metadata_of(&draft.map)?;
         let begun = Reencryption::begun(&metadata)?;
         let end = start.data_len.or(begun.old.size);
-        segments::replace(&mut draft.map, &metadata, &begun, &Pieces::whole(PieceState::Old, end));
+        segments::replace(&mut draft.map, &begun, &Pieces::whole(PieceState::Old, end));
         let state = Reencryption::of(&self.metadata_of(&draft.map)?)?;
         let sequence = digest::sequence(&state, start.keys.old.as_ref(), start.keys.new.as_ref())?;
         let digest = new_digest(&sequence, start.hash, &start.kdf, &[&name], &[])?;
-        let free = free_number(&metadata.digests, MAX_DIGESTS);
-        let free = free.ok_or(EditError::NoFreeDigest { max: MAX_DIGESTS })?;
-        section(&mut draft.map, "digests").insert(free.to_string(), digest);
+        section(&mut draft.map, "digests").insert(free_digest(&metadata)?.to_string(), digest);
         Ok(state)
     }
 
@@ -263,7 +242,7 @@ impl Luks2 {
         pieces: Pieces,
     ) -> Result<(), EditError> {
         let mut map = self.map.clone();
-        segments::replace(&mut map, &self.metadata, reencryption, &pieces);
+        segments::replace(&mut map, reencryption, &pieces);
         self.commit_map(device, map)?;
         reencryption.pieces = pieces;
         Ok(())
@@ -281,6 +260,11 @@ impl Luks2 {
         keys: &ReencryptionKeys,
         (resilience, hash, kdf): (Resilience, Hash, &KdfRequest),
     ) -> Result<Reencryption, EditError> {
+        if found.pieces.hot().is_some() {
+            return Err(
+                UnlockError::Reencryption { reason: "a zone is being written, and has to be recovered first" }.into()
+            );
+        }
         if resilience.shift != found.keyslot.resilience.shift {
             return Err(EditError::InvalidOption {
                 option: "resilience",
@@ -313,14 +297,9 @@ impl Luks2 {
             return Err(UnlockError::Reencryption { reason: "it has not reached the end" }.into());
         }
         let mut map = self.map.clone();
-        let is_last =
-            |object: &&Value| object["flags"].as_array().is_some_and(|flags| flags.iter().any(|f| f == FINAL));
-        let last = section(&mut map, "segments").values().find(is_last).map(segments::without_flags);
-        map.insert("segments".into(), json!({"0": last}));
-        for (number, digest) in section(&mut map, "digests").iter_mut() {
-            let is_new = found.new.digest.is_some_and(|new| new.to_string() == *number);
-            digest["segments"] = if is_new { json!(["0"]) } else { json!([]) };
-        }
+        let mut all = Segments::default();
+        segments::last_object(&map).into_iter().for_each(|last| all.add(last, &[found.new.digest]));
+        all.write_to(&mut map);
         remove_keyslots(&mut map, &[found.number]);
         section(&mut map, "config").shift_remove("requirements");
         self.commit_map(device, map)?;
@@ -339,7 +318,7 @@ fn area_for(luks2: &Luks2, metadata: &Metadata, start: &ReencryptionStart<'_>) -
     let resilience = &start.keyslot.resilience;
     if resilience.shift.is_some() && resilience.protection == Protection::None {
         let needed = areas::KEYSLOTS_ALIGN;
-        let offset = areas::find_gap(&luks2.header, metadata, needed).ok_or(EditError::NoFreeArea { needed })?;
+        let offset = free_area(&luks2.header, metadata, needed)?;
         return Ok(offset..offset + needed);
     }
     let gap = areas::largest_gap(&luks2.header, metadata);
@@ -363,15 +342,8 @@ fn room_for(protection: &Protection, len: u64) -> Option<u64> {
         Protection::None => Some(0),
         Protection::Journal => Some(len),
         Protection::Checksum { hash, block } => {
-            let hash: Hash = hash.to_ascii_lowercase().parse().ok()?;
+            let hash: Hash = hash.parse().ok()?;
             Some(len.div_ceil((*block).into()) * hash.len() as u64)
         }
-    }
-}
-
-impl Luks2 {
-    /// Whether the header has the keyslot of a re-encryption.
-    pub fn is_in_reencryption(&self) -> bool {
-        self.metadata.keyslots.values().any(|slot| matches!(slot.kind, KeyslotKind::Reencryption(_)))
     }
 }

@@ -20,24 +20,17 @@ use super::metadata::{KeyslotKind, Metadata, Segment as StoredSegment, SegmentKi
 use super::segment;
 use crate::error::UnlockError;
 use crate::printable::Excerpt;
-use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, SECTOR_SIZE, Sector, Segment};
+use inlock_cipher::{CipherSpec, DataUnitSize, SECTOR_SIZE, Sector, Segment};
 use pieces::Order;
 use std::ops::Range;
 
-/// Beginning of the names of all requirements of re-encryption.
+/// The requirement of version 1. Those of later versions have the version behind a hyphen.
 const REQUIREMENT: &str = "online-reencrypt";
-/// The requirement of all re-encryptions but those of version 3.
-const VERSION_2: &str = "online-reencrypt-v2";
-/// The requirement of decryption with a shift, which takes the header out of the device.
-const VERSION_3: &str = "online-reencrypt-v3";
 
 /// Flags of backup segments.
 const PREVIOUS: &str = "backup-previous";
 const FINAL: &str = "backup-final";
 const MOVED: &str = "backup-moved-segment";
-/// Flag of the segment that is being written.
-const HOT: &str = "in-reencryption";
-
 /// A re-encryption that has begun.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -56,8 +49,6 @@ pub struct Reencryption {
     pub moved: Option<Range<u64>>,
     /// The progress.
     pub pieces: Pieces,
-    /// Version of the requirement.
-    version: u32,
     recorded: Recorded,
 }
 
@@ -79,12 +70,19 @@ pub struct Side {
     pub digest: Option<u32>,
 }
 
+/// A segment of the metadata.
+#[derive(Clone, Debug)]
+struct Stored {
+    number: u32,
+    segment: StoredSegment,
+}
+
 /// The backup segments as the header has them.
 #[derive(Clone, Debug)]
 struct Recorded {
-    previous: StoredSegment,
-    last: StoredSegment,
-    moved: Option<StoredSegment>,
+    previous: Stored,
+    last: Stored,
+    moved: Option<Stored>,
 }
 
 fn refused<T>(reason: &'static str) -> Result<T, UnlockError> {
@@ -92,35 +90,17 @@ fn refused<T>(reason: &'static str) -> Result<T, UnlockError> {
 }
 
 impl Side {
-    fn new(stored: &StoredSegment, digest: Option<u32>) -> Result<Self, UnlockError> {
-        let (cipher, unit, iv_tweak) = match &stored.kind {
-            SegmentKind::Linear => (None, DataUnitSize::SECTOR, 0),
-            SegmentKind::Crypt(crypt) if crypt.integrity.is_some() => {
-                return refused("a volume with integrity protection cannot be re-encrypted");
-            }
-            SegmentKind::Crypt(crypt) => {
-                let Ok(unit) = DataUnitSize::new(crypt.sector_size) else { return refused("sector size") };
-                let cipher = segment::cipher("LUKS2 segment", &crypt.cipher)?;
-                if !cipher.can_use_unit(unit) {
-                    return Err(CipherError::Unit { spec: cipher, unit }.into());
-                }
-                if !crypt.iv_tweak.is_multiple_of(unit.sectors()) {
-                    return refused("iv_tweak is not a multiple of the sector size");
-                }
-                (Some(cipher), unit, crypt.iv_tweak)
-            }
-            SegmentKind::Other(name) => {
-                return Err(UnlockError::UnsupportedType { place: "LUKS2 segment", name: Excerpt::new(name) });
-            }
-        };
-        if cipher.is_some() != digest.is_some() {
+    fn new(stored: &Stored, digest: Option<u32>) -> Result<Self, UnlockError> {
+        let Stored { number, segment } = stored;
+        if matches!(&segment.kind, SegmentKind::Crypt(crypt) if crypt.integrity.is_some()) {
+            return refused("a volume with integrity protection cannot be re-encrypted");
+        }
+        let mapped = segment::mapped(*number, segment)?;
+        if mapped.cipher.is_some() != digest.is_some() {
             return refused("a segment and its digest do not go together");
         }
-        let (offset, size) = (stored.offset, stored.size);
-        if offset.checked_add(size.unwrap_or(0)).is_none() {
-            return refused("a segment ends beyond the largest device");
-        }
-        Ok(Self { offset, size, iv_tweak, cipher, unit, digest })
+        let (offset, size, iv_tweak) = (segment.offset, segment.size, mapped.iv_offset.0);
+        Ok(Self { offset, size, iv_tweak, cipher: mapped.cipher, unit: mapped.unit, digest })
     }
 
     /// Returns the engine's segment of the bytes from `start` of the volume on, which are at `offset` on the device.
@@ -166,25 +146,6 @@ impl Reencryption {
         end.or(self.old.size).unwrap_or(rest)
     }
 
-    /// Returns the length that zones and the volume are multiples of: the larger data unit.
-    pub fn alignment(&self) -> u64 {
-        let units = self.old.unit.bytes().max(self.new.unit.bytes()) as u64;
-        match &self.keyslot.resilience.protection {
-            Protection::Checksum { block, .. } => units.max((*block).into()),
-            _ => units,
-        }
-    }
-
-    /// Returns how a zone is protected: the moved first segment of a decryption is written in place, and the old place
-    /// of all other zones of a re-encryption with a shift stays as it is.
-    pub fn protection_of(&self, zone: &Range<u64>) -> Option<&Protection> {
-        let in_place = self.old_place(zone.start) == self.new_place(zone.start);
-        match self.keyslot.resilience.shift {
-            Some(_) if !in_place => None,
-            _ => Some(&self.keyslot.resilience.protection),
-        }
-    }
-
     /// Returns the next zone of at most `limit` bytes, of a volume of `len` bytes. `None`: all data are new.
     pub fn next_zone(&self, limit: u64, len: u64) -> Option<Range<u64>> {
         self.pieces.next_zone(self.order(), limit, len)
@@ -221,28 +182,36 @@ impl Reencryption {
     /// Reads everything but the progress.
     fn begun(metadata: &Metadata) -> Result<Self, UnlockError> {
         let requirements = &metadata.config.requirements;
-        let version = match requirements.first().map(String::as_str) {
-            Some(VERSION_2) => 2,
-            Some(VERSION_3) => 3,
-            Some(REQUIREMENT) => return refused("it has version 1 and no digest; cryptsetup repair adds one"),
-            other => return Err(UnlockError::Requirement(Excerpt::new(other.unwrap_or_default()))),
+        let version = |name: &str| match name.strip_prefix(REQUIREMENT)? {
+            "" => Some(1),
+            "-v2" => Some(2),
+            "-v3" => Some(3),
+            _ => None,
         };
-        if let Some(other) = requirements.get(1) {
+        if let Some(other) = requirements.iter().find(|name| version(name).is_none()).or(requirements.get(1)) {
             return Err(UnlockError::Requirement(Excerpt::new(other)));
         }
+        if requirements.iter().any(|name| version(name) == Some(1)) {
+            return refused("it has version 1 and no digest; cryptsetup repair adds one");
+        }
         let (number, keyslot, area) = keyslot_of(metadata)?;
-        if (keyslot.version() == 3) != (version == 3) {
+        if requirements != &[requirement(&keyslot)] {
             return refused("the requirement is not that of the keyslot");
         }
         let recorded = Recorded::of(metadata)?;
-        let digest = |flag| digest_of(metadata, flag);
-        let (old, new) =
-            (Side::new(&recorded.previous, digest(PREVIOUS)?)?, Side::new(&recorded.last, digest(FINAL)?)?);
+        let side = |stored: &Stored| Side::new(stored, digest_of(metadata, stored.number)?);
+        let (old, new) = (side(&recorded.previous)?, side(&recorded.last)?);
         check_sides(&keyslot, &old, &new)?;
-        let moved = recorded.check_moved(&keyslot, &old, digest(MOVED)?)?;
+        let moved = recorded.moved.as_ref().map(side).transpose()?;
+        let moved = check_moved(moved, &keyslot, &old)?;
         let pieces = Pieces::whole(PieceState::Old, old.size);
-        Ok(Self { number, keyslot, area, old, new, moved, pieces, version, recorded })
+        Ok(Self { number, keyslot, area, old, new, moved, pieces, recorded })
     }
+}
+
+/// Returns the name of the requirement of a re-encryption.
+fn requirement(keyslot: &ReencryptionKeyslot) -> String {
+    format!("{REQUIREMENT}-{}", keyslot.version())
 }
 
 fn keyslot_of(metadata: &Metadata) -> Result<(u32, ReencryptionKeyslot, Range<u64>), UnlockError> {
@@ -259,23 +228,28 @@ fn keyslot_of(metadata: &Metadata) -> Result<(u32, ReencryptionKeyslot, Range<u6
     }
 }
 
-/// Returns the number of the segment with a flag.
-fn number_of(metadata: &Metadata, flag: &str) -> Result<Option<u32>, UnlockError> {
-    let mut found = metadata.segments.iter().filter(|(_, segment)| segment.flags.iter().any(|own| own == flag));
+/// Returns the segment with a flag.
+fn with_flag(metadata: &Metadata, flag: &str) -> Result<Option<Stored>, UnlockError> {
+    let mut found = metadata.segments.iter().filter(|(_, segment)| segment.has_flag(flag));
     match (found.next(), found.next()) {
         (Some(_), Some(_)) => refused("two segments have the same flag"),
-        (one, _) => Ok(one.map(|(number, _)| *number)),
+        (one, _) => Ok(one.map(|(&number, segment)| Stored { number, segment: segment.clone() })),
     }
 }
 
-/// Returns the only digest of a segment with a flag.
-fn digest_of(metadata: &Metadata, flag: &str) -> Result<Option<u32>, UnlockError> {
-    let Some(number) = number_of(metadata, flag)? else { return Ok(None) };
-    let mut bound = metadata.digests.iter().filter(|(_, digest)| digest.segments.contains(&number));
-    match (bound.next(), bound.next()) {
-        (Some(_), Some(_)) => refused("a backup segment is bound to two digests"),
-        (one, _) => Ok(one.map(|(number, _)| *number)),
+/// Returns the only digest of a segment.
+fn digest_of(metadata: &Metadata, segment: u32) -> Result<Option<u32>, UnlockError> {
+    match digests_of(metadata, segment)[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        _ => refused("a backup segment is bound to two digests"),
     }
+}
+
+/// Returns the digests of a segment.
+fn digests_of(metadata: &Metadata, segment: u32) -> Vec<u32> {
+    let bound = metadata.digests.iter().filter(|(_, digest)| digest.segments.contains(&segment));
+    bound.map(|(&number, _)| number).collect()
 }
 
 fn check_sides(keyslot: &ReencryptionKeyslot, old: &Side, new: &Side) -> Result<(), UnlockError> {
@@ -299,11 +273,28 @@ fn check_sides(keyslot: &ReencryptionKeyslot, old: &Side, new: &Side) -> Result<
     }
 }
 
+/// Returns the place of the moved segment, which only a re-encryption with a shift has.
+fn check_moved(
+    moved: Option<Side>,
+    keyslot: &ReencryptionKeyslot,
+    old: &Side,
+) -> Result<Option<Range<u64>>, UnlockError> {
+    let Some(moved) = moved else {
+        return if keyslot.resilience.shift.is_some() { refused("the moved segment is missing") } else { Ok(None) };
+    };
+    match (moved.size, keyslot.resilience.shift) {
+        (Some(size), Some(shift)) if size <= shift => {
+            let place = moved.offset..moved.offset + size;
+            let like_old = Side { offset: old.offset, size: old.size, ..moved };
+            if like_old == *old { Ok(Some(place)) } else { refused("the moved segment is not one of the old data") }
+        }
+        _ => refused("the moved segment is not as long as the shift, or shorter"),
+    }
+}
+
 impl Recorded {
     fn of(metadata: &Metadata) -> Result<Self, UnlockError> {
-        let segment = |flag| -> Result<Option<StoredSegment>, UnlockError> {
-            Ok(number_of(metadata, flag)?.map(|number| metadata.segments[&number].clone()))
-        };
+        let segment = |flag| with_flag(metadata, flag);
         let (Some(previous), Some(last)) = (segment(PREVIOUS)?, segment(FINAL)?) else {
             return refused("a backup segment is missing");
         };
@@ -313,24 +304,5 @@ impl Recorded {
             return refused("a segment follows the backup segments");
         }
         Ok(Self { previous, last, moved: segment(MOVED)? })
-    }
-
-    /// Returns the place of the moved segment, which only a re-encryption with a shift has.
-    fn check_moved(
-        &self,
-        keyslot: &ReencryptionKeyslot,
-        old: &Side,
-        digest: Option<u32>,
-    ) -> Result<Option<Range<u64>>, UnlockError> {
-        let Some(moved) = &self.moved else {
-            return if keyslot.resilience.shift.is_some() { refused("the moved segment is missing") } else { Ok(None) };
-        };
-        let side = Side::new(moved, digest)?;
-        let is_like_old =
-            (side.cipher, side.unit, side.iv_tweak, side.digest) == (old.cipher, old.unit, old.iv_tweak, old.digest);
-        match (side.size, keyslot.resilience.shift) {
-            (Some(size), Some(shift)) if is_like_old && size <= shift => Ok(Some(side.offset..side.offset + size)),
-            _ => refused("the moved segment is not one of the old data"),
-        }
     }
 }

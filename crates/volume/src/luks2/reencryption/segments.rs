@@ -1,8 +1,13 @@
 //! Segments in use of a volume that is re-encrypted: reading the progress from them, and writing it.
 
-use super::{FINAL, HOT, MOVED, PREVIOUS, Piece, PieceState, Pieces, Reencryption, ReencryptionMode, Side, refused};
+use super::{
+    FINAL, MOVED, PREVIOUS, Piece, PieceState, Pieces, Reencryption, ReencryptionMode, Side, Stored, digests_of,
+    refused,
+};
 use crate::error::UnlockError;
+use crate::luks2::edit::section;
 use crate::luks2::metadata::Metadata;
+use crate::luks2::segment::IN_REENCRYPTION;
 use inlock_cipher::Segment;
 use serde_json::{Map, Value, json};
 
@@ -24,7 +29,7 @@ impl Part<'_> {
         object.insert("offset".into(), self.offset.to_string().into());
         object.insert("size".into(), size.into());
         if self.state == PieceState::Hot {
-            object.insert("flags".into(), json!([HOT]));
+            object.insert("flags".into(), json!([IN_REENCRYPTION]));
         }
         object.into()
     }
@@ -61,12 +66,10 @@ impl Reencryption {
 pub(super) fn pieces(metadata: &Metadata, reencryption: &Reencryption) -> Result<Pieces, UnlockError> {
     let mut found = Vec::new();
     let mut start = Some(0u64);
-    for (number, stored) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
+    for (&number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
         let Some(at) = start else { return refused("a segment follows one that has no end") };
-        let is_hot = stored.flags.iter().any(|flag| flag == HOT);
-        let bound: Vec<u32> =
-            metadata.digests.iter().filter(|(_, digest)| digest.segments.contains(number)).map(|(&n, _)| n).collect();
-        let side = Side::new(stored, bound.first().copied())?;
+        let bound = digests_of(metadata, number);
+        let side = Side::new(&Stored { number, segment: segment.clone() }, bound.first().copied())?;
         let is = |other: &Side, offset: u64| {
             side.offset == offset
                 && (side.cipher, side.unit) == (other.cipher, other.unit)
@@ -78,10 +81,10 @@ pub(super) fn pieces(metadata: &Metadata, reencryption: &Reencryption) -> Result
         };
         let (old, new) = (&reencryption.old, &reencryption.new);
         let is_new = is(new, reencryption.new_place(at));
-        let state = if is_hot {
+        let state = if segment.has_flag(IN_REENCRYPTION) {
             let all = bound.iter().all(|digest| [old.digest, new.digest].contains(&Some(*digest)));
             let is_bound = new.digest.is_none_or(|digest| bound.contains(&digest));
-            if !is_new || !all || !is_bound || stored.size.is_none() {
+            if !is_new || !all || !is_bound || side.size.is_none() {
                 return refused("the zone that was being written is not one");
             }
             PieceState::Hot
@@ -92,7 +95,7 @@ pub(super) fn pieces(metadata: &Metadata, reencryption: &Reencryption) -> Result
         } else {
             return refused("a segment is neither of the old nor of the new volume");
         };
-        let end = match stored.size {
+        let end = match side.size {
             None => None,
             Some(size) => {
                 Some(at.checked_add(size).ok_or(UnlockError::Reencryption { reason: "its segments are too long" })?)
@@ -112,21 +115,36 @@ pub(super) fn pieces(metadata: &Metadata, reencryption: &Reencryption) -> Result
     Ok(Pieces::new(found, is_open))
 }
 
+/// Segments in the making, with the digests that refer to them.
+#[derive(Default)]
+pub(super) struct Segments {
+    objects: Map<String, Value>,
+    bindings: Vec<(u32, String)>,
+}
+
+impl Segments {
+    /// Adds the next segment, bound to these digests.
+    pub(super) fn add(&mut self, object: Value, digests: &[Option<u32>]) {
+        let number = self.objects.len().to_string();
+        self.bindings.extend(digests.iter().flatten().map(|digest| (*digest, number.clone())));
+        self.objects.insert(number, object);
+    }
+
+    /// Replaces all segments, and all references of digests to segments.
+    pub(super) fn write_to(self, map: &mut Map<String, Value>) {
+        map.insert("segments".into(), self.objects.into());
+        for (number, digest) in section(map, "digests").iter_mut() {
+            let own = self.bindings.iter().filter(|(digest, _)| digest.to_string() == *number);
+            digest["segments"] = own.map(|(_, name)| name.as_str()).collect();
+        }
+    }
+}
+
 /// Replaces the segments in use, and what refers to segments, in a tree of metadata. The backup segments stay.
-pub(super) fn replace(map: &mut Map<String, Value>, metadata: &Metadata, reencryption: &Reencryption, pieces: &Pieces) {
+pub(super) fn replace(map: &mut Map<String, Value>, reencryption: &Reencryption, pieces: &Pieces) {
     let parts = reencryption.parts(pieces);
-    let backup = |flag: &str| {
-        let has = |object: &&Value| object["flags"].as_array().is_some_and(|flags| flags.iter().any(|own| own == flag));
-        map["segments"].as_object().and_then(|all| all.values().find(has).cloned())
-    };
-    let backups = [PREVIOUS, FINAL, MOVED].map(|flag| (flag, backup(flag)));
-    let mut objects = Map::new();
-    let mut bindings: Vec<(u32, String)> = Vec::new();
-    let mut add = |object: Value, digests: &[Option<u32>]| {
-        let number = objects.len().to_string();
-        bindings.extend(digests.iter().flatten().map(|digest| (*digest, number.clone())));
-        objects.insert(number, object);
-    };
+    let backups = [PREVIOUS, FINAL, MOVED].map(|flag| (flag, object_with_flag(map, flag).cloned()));
+    let mut all = Segments::default();
     let (old, new) = (reencryption.old.digest, reencryption.new.digest);
     for part in &parts {
         let mut object = part.object();
@@ -141,27 +159,27 @@ pub(super) fn replace(map: &mut Map<String, Value>, metadata: &Metadata, reencry
         }
         let is_both = part.state == PieceState::Hot && reencryption.keyslot.mode == ReencryptionMode::Reencrypt;
         match part.state {
-            PieceState::Old => add(object, &[old]),
-            _ if is_both && old != new => add(object, &[old, new]),
-            _ => add(object, &[new]),
+            PieceState::Old => all.add(object, &[old]),
+            _ if is_both && old != new => all.add(object, &[old, new]),
+            _ => all.add(object, &[new]),
         }
     }
     for (flag, object) in backups {
         let Some(object) = object else { continue };
-        add(object, &[if flag == FINAL { new } else { old }]);
+        all.add(object, &[if flag == FINAL { new } else { old }]);
     }
-    map.insert("segments".into(), objects.into());
-    for number in metadata.digests.keys() {
-        let own: Vec<&String> = bindings.iter().filter(|(digest, _)| digest == number).map(|(_, name)| name).collect();
-        map["digests"][number.to_string()]["segments"] = json!(own);
-    }
+    all.write_to(map);
 }
 
-/// Returns the object of a segment without flags: the volume after its re-encryption.
-pub(super) fn without_flags(object: &Value) -> Value {
-    let mut object = object.clone();
-    if let Some(fields) = object.as_object_mut() {
-        fields.shift_remove("flags");
-    }
-    object
+/// Returns the object of the segment with a flag.
+fn object_with_flag<'a>(map: &'a Map<String, Value>, flag: &str) -> Option<&'a Value> {
+    let has = |object: &&Value| object["flags"].as_array().is_some_and(|flags| flags.iter().any(|own| own == flag));
+    map["segments"].as_object()?.values().find(has)
+}
+
+/// Returns the object of the only segment after the re-encryption.
+pub(super) fn last_object(map: &Map<String, Value>) -> Option<Value> {
+    let mut object = object_with_flag(map, FINAL)?.as_object()?.clone();
+    object.shift_remove("flags");
+    Some(object.into())
 }

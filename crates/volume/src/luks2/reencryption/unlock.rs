@@ -6,6 +6,7 @@ use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
 use crate::luks2::digest::computable;
+use crate::luks2::unlock::by_priority;
 use crate::pbkdf::KdfLimits;
 use crate::secret::Secret;
 use crate::unlock::{Payload, UnlockOptions};
@@ -27,11 +28,6 @@ impl ReencryptionKeys {
     /// Returns keys that the caller has verified.
     pub fn new(old: Option<VolumeKey>, new: Option<VolumeKey>) -> Self {
         Self { old, new, keyslot: None }
-    }
-
-    /// Returns the key of the new data, or the old one if that is kept.
-    pub fn key_of_new(&self) -> Option<&VolumeKey> {
-        self.new.as_ref().or(self.old.as_ref())
     }
 }
 
@@ -61,7 +57,7 @@ impl Luks2 {
             let computable = computable(number, bound)?;
             computable.kdf.check(computable.len(), &options.limits)?;
             let payload = Payload::Segments(vec![sides[at].segment(0, None, 0)]);
-            let keyslots = crate::luks2::unlock::by_priority(&self.metadata, &bound.keyslots);
+            let keyslots = by_priority(&self.metadata, &bound.keyslots);
             let mut attempts = Attempts::new(&options.limits);
             let opened = self.open_any(device, passphrase, &keyslots, &payload, &|_| Ok(computable), &mut attempts);
             opened.map(Some).ok_or_else(|| attempts.into_error())
@@ -74,12 +70,8 @@ impl Luks2 {
         Ok((found, keys))
     }
 
-    /// Verifies the digest of a re-encryption.
-    ///
-    /// # Errors
-    ///
-    /// Fails unless it confirms the keyslot, the segments and the keys.
-    pub(super) fn verify_reencryption(
+    /// Fails unless the digest confirms the keyslot, the segments and the keys.
+    fn verify_reencryption(
         &self,
         found: &Reencryption,
         keys: &ReencryptionKeys,
@@ -95,7 +87,7 @@ impl Luks2 {
     }
 
     /// Checks the header and the segments against a policy.
-    pub(crate) fn check_policy_of(&self, found: &Reencryption, options: &UnlockOptions) -> Result<(), UnlockError> {
+    fn check_policy_of(&self, found: &Reencryption, options: &UnlockOptions) -> Result<(), UnlockError> {
         let payload = Payload::Segments(found.segments().into_iter().map(|(segment, _)| segment).collect());
         let mut keyslots: Vec<u32> = Vec::new();
         for digest in [found.old.digest, found.new.digest].into_iter().flatten() {
