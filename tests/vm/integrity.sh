@@ -20,10 +20,10 @@ free() {
     dmsetup remove "$1.data" && dmsetup remove "$1.meta"
 }
 
-opened() {
-    # Once more, if a device that the other stream is removing was in the way.
-    opened_once "$@" || { sleep 1 && opened_once "$@"; }
-}
+# twice COMMAND...: runs it once more, if a device that the other stream is removing was in the way.
+twice() { "$@" || { sleep 1 && "$@"; }; }
+opened() { twice opened_once "$@"; }
+formatted() { twice formatted_once "$@"; }
 
 opened_once() {
     # shellcheck disable=SC2086  # several options in one word
@@ -34,7 +34,7 @@ opened_once() {
     fi
 }
 
-formatted() {
+formatted_once() {
     # shellcheck disable=SC2086
     if [ "$3" = separate ]; then
         integritysetup format -q $2 --data-device "/dev/mapper/$1.data" "/dev/mapper/$1.meta"
