@@ -112,6 +112,9 @@ pub enum ErrorKind {
     /// The header that a new volume was to replace was changed by another program.
     ReplacedHeaderChanged,
 
+    /// A zone that was being re-encrypted cannot be recovered.
+    ZoneLost,
+
     /// No keyslot opens with the passphrase.
     NoKey,
     /// No keyslot is left that could open.

@@ -65,6 +65,7 @@ pub mod path_text;
 pub mod policy_file;
 pub mod private_key;
 pub mod range;
+pub mod reencryption;
 pub mod reload;
 pub mod remote;
 pub mod removed_integrity;

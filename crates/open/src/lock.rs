@@ -64,7 +64,7 @@ pub struct Lock {
 
 impl Lock {
     /// Returns the lock that excludes nothing.
-    fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self { held: None, own_file: None, others: Vec::new() }
     }
 }

@@ -1,0 +1,395 @@
+//! Carrying out a re-encryption, zone by zone.
+//!
+//! The order of writes leaves a state that can be recovered at each instant, on a disk that reorders writes between
+//! flushes and tears them at sectors:
+//!
+//! 1. what recovers the zone, in the area of the keyslot: flush;
+//! 2. the header, in which the zone is being written: one copy, flush, the other copy, flush;
+//! 3. the data of the zone: flush;
+//! 4. the header, in which the zone is new: as before. After the last zone this header is that of the finished volume.
+//!
+//! Data that move by a shift need nothing in the area: what a zone overwrites was read before the zone before it was
+//! finished, and its own source stays until the next one.
+
+use std::ops::{ControlFlow, Range};
+
+use inlock_engine::BackingStore;
+use inlock_engine::store::{read_all, write_all};
+use inlock_volume::luks2::Luks2;
+use inlock_volume::luks2::reencryption::{PieceState, Protection, Reencryption, ReencryptionKeys};
+use inlock_volume::{EditError, HeaderDevice};
+
+use super::checksums::{Checksums, Verdict};
+use super::ciphers::Ciphers;
+use super::parallel;
+use crate::error::{Error, ErrorKind, Result, ResultExt as _};
+use crate::lock::Lock;
+
+/// Bytes that a thread reads or writes at once, unless a block of checksums is longer.
+const CHUNK: usize = 1 << 20;
+
+/// Longest zone unless a longer one is asked for. A crash costs at most its recovery, and zones have flushes.
+const ZONE: u64 = 64 << 20;
+
+/// Longest zone that is kept in memory.
+const MAX_ZONE: u64 = 1 << 30;
+
+/// The devices of a re-encryption.
+#[derive(Clone, Copy)]
+pub struct Devices<'a> {
+    /// The device with the header.
+    pub header: &'a dyn HeaderDevice,
+    /// The device with the data.
+    pub data: &'a dyn BackingStore,
+    /// Locks the header while it is written.
+    pub lock: &'a (dyn Fn() -> Result<Lock> + Sync),
+}
+
+/// A re-encryption that is carried out. Its caller has the volume, and the re-encryption, to itself.
+pub struct Driver<'a> {
+    devices: Devices<'a>,
+    luks2: Luks2,
+    state: Reencryption,
+    ciphers: Ciphers,
+    checksums: Option<Checksums>,
+    /// Length of the volume in bytes.
+    len: u64,
+    /// Longest zone in bytes.
+    limit: u64,
+    /// The header is that of the finished volume.
+    is_finished: bool,
+}
+
+/// What a recovery has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The zone that was being written, in bytes of the volume.
+    pub zone: Range<u64>,
+    /// Number of blocks that had old and new sectors.
+    pub torn: u64,
+    /// Positions in the volume of blocks that are neither old nor new: their content is lost, or was new and damaged.
+    pub unknown: Vec<u64>,
+}
+
+impl<'a> Driver<'a> {
+    /// Returns a driver of the re-encryption `state` of `luks2`, which `keys` have confirmed. `longest_zone`: in bytes;
+    /// `None`: the default.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the length of the volume is no multiple of its data units, if a cipher or a hash is not supported, or
+    /// if the area of the keyslot has no room for a zone.
+    pub fn new(
+        devices: Devices<'a>,
+        luks2: Luks2,
+        state: Reencryption,
+        keys: &ReencryptionKeys,
+        longest_zone: Option<u64>,
+    ) -> Result<Self> {
+        let ciphers = Ciphers::new(&state, keys).context("cannot use the ciphers of the re-encryption")?;
+        let checksums = match &state.keyslot.resilience.protection {
+            Protection::Checksum { hash, block } => Some(Checksums::new(hash, *block)?),
+            Protection::None | Protection::Journal => None,
+        };
+        let len = state.len(devices.data.geometry().len);
+        let mut driver = Self { devices, luks2, state, ciphers, checksums, len, limit: 0, is_finished: false };
+        let unit = driver.unit();
+        if len == 0 || !len.is_multiple_of(unit) {
+            let text = format!("The data have {len} bytes, which is no multiple of the sector size of {unit} bytes.");
+            return Err(Error::new(ErrorKind::UnitMisfit, text));
+        }
+        driver.limit = driver.longest_zone(longest_zone)?;
+        Ok(driver)
+    }
+
+    /// Returns the data unit of both sides.
+    fn unit(&self) -> u64 {
+        self.state.old.unit.max(self.state.new.unit).bytes() as u64
+    }
+
+    fn longest_zone(&self, asked: Option<u64>) -> Result<u64> {
+        if let Some(shift) = self.state.keyslot.resilience.shift {
+            return Ok(shift);
+        }
+        let alignment = self.checksums.as_ref().map_or(1, |checksums| checksums.block() as u64).max(self.unit());
+        let asked = asked.unwrap_or(ZONE).min(MAX_ZONE).max(alignment);
+        let limit = asked.min(self.room());
+        match limit - limit % alignment {
+            0 => Err(Error::new(ErrorKind::NoFreeArea, "The keyslot area has no space for the re-encryption.")),
+            limit => Ok(limit),
+        }
+    }
+
+    /// Returns the length of the longest zone that the area of the keyslot protects.
+    fn room(&self) -> u64 {
+        let area = self.state.area.end - self.state.area.start;
+        match (&self.checksums, &self.state.keyslot.resilience.protection) {
+            (Some(checksums), _) => checksums.fitting(area),
+            (None, Protection::Journal) => area,
+            (None, _) => u64::MAX,
+        }
+    }
+
+    /// Returns the length of the volume in bytes.
+    pub fn total(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns the number of bytes that are new.
+    pub fn done(&self) -> u64 {
+        self.state.pieces.done(self.len)
+    }
+
+    /// Returns the state.
+    pub fn state(&self) -> &Reencryption {
+        &self.state
+    }
+
+    /// Returns the header.
+    pub fn into_luks2(self) -> Luks2 {
+        self.luks2
+    }
+
+    /// Goes on to the end, or until `watch` stops it after a zone; `watch` takes the number of bytes that are new. Ends
+    /// the re-encryption in the header with the last zone. Returns whether it has reached the end.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a device fails, or if another program has changed the header. Goes on where it was when called again
+    /// with a new driver.
+    pub fn run(&mut self, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<bool> {
+        self.recover()?;
+        while let Some(zone) = self.state.next_zone(self.limit, self.len) {
+            self.write_zone(&zone)?;
+            // The end is near: the header of the last zone is that of the finished volume.
+            if watch(self.done()).is_break() && !self.state.pieces.is_finished() {
+                return Ok(false);
+            }
+        }
+        // Another program may have left a header of which nothing else is missing.
+        self.finish()?;
+        Ok(true)
+    }
+
+    /// Whether the new data of a zone are in the place of the old ones.
+    fn is_in_place(&self, zone: &Range<u64>) -> bool {
+        self.state.old_place(zone.start) == self.state.new_place(zone.start)
+    }
+
+    fn write_zone(&mut self, zone: &Range<u64>) -> Result<()> {
+        if self.is_in_place(zone) {
+            let mut data = zeroes(zone)?;
+            self.read_protected(zone, &mut data)?;
+            self.devices.header.sync().with_context(cannot_write_area)?;
+            self.commit(zone, PieceState::Hot)?;
+            self.write(zone, &mut data)?;
+        } else {
+            self.commit(zone, PieceState::Hot)?;
+            self.move_zone(zone)?;
+        }
+        self.end_zone(zone)
+    }
+
+    /// Makes the data of a zone durable, and then the header that says so.
+    fn end_zone(&mut self, zone: &Range<u64>) -> Result<()> {
+        self.devices.data.sync().context("cannot write the data")?;
+        let pieces = self.state.pieces.with(zone, PieceState::New, self.len);
+        if pieces.is_finished() {
+            // Without a header in between that has all data new, and in which cryptsetup would encrypt them again.
+            self.state.pieces = pieces;
+            return Ok(());
+        }
+        self.commit(zone, PieceState::New)
+    }
+
+    fn commit(&mut self, zone: &Range<u64>, state: PieceState) -> Result<()> {
+        let pieces = self.state.pieces.with(zone, state, self.len);
+        let _lock = (self.devices.lock)()?;
+        self.luks2.commit_progress(self.devices.header, &mut self.state, pieces).map_err(cannot_commit)
+    }
+
+    /// Ends the re-encryption in the header. Overwrites what is left of old data outside of the new ones afterwards:
+    /// before, a recovery may need them.
+    fn finish(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_finished, true) {
+            return Ok(());
+        }
+        {
+            let _lock = (self.devices.lock)()?;
+            self.luks2.finish_reencryption(self.devices.header, &self.state).map_err(cannot_commit)?;
+        }
+        let Some(shift) = self.state.keyslot.resilience.shift else { return Ok(()) };
+        let (new_end, end) = (self.state.new_place(self.len), self.devices.data.geometry().len);
+        // A first segment that was moved to the end of the device, or the old place of the last data.
+        let left = new_end..end.min(new_end.saturating_add(shift));
+        let mut noise = vec![0; CHUNK];
+        let mut at = left.start;
+        while at < left.end {
+            let part = &mut noise[..(left.end - at).min(CHUNK as u64) as usize];
+            getrandom::fill(part).context("cannot read random bytes")?;
+            write_all(self.devices.data, part, at).context("cannot overwrite old data")?;
+            at += part.len() as u64;
+        }
+        self.devices.data.sync().context("cannot overwrite old data")
+    }
+
+    /// Reads a zone, writes what recovers it to the area, and turns it into new data.
+    fn read_protected(&self, zone: &Range<u64>, data: &mut [u8]) -> Result<()> {
+        let Devices { header, data: store, .. } = self.devices;
+        let (place, area) = (self.state.old_place(zone.start), self.state.area.start);
+        let is_journal = self.state.keyslot.resilience.protection == Protection::Journal;
+        let (chunk, mut digests) = (self.chunk(), self.digests_of(data.len()));
+        let digests_of_chunk = self.digests_of(chunk).len().max(1);
+        let mut without = digests.chunks_mut(digests_of_chunk);
+        let chunks = data.chunks_mut(chunk).enumerate().map(|(index, data)| (index, data, without.next()));
+        parallel::for_each(chunks.collect::<Vec<_>>().into_iter(), |(index, data, digests)| {
+            let offset = (index * chunk) as u64;
+            read_all(store, data, place + offset).with_context(cannot_read)?;
+            match (&self.checksums, digests) {
+                (Some(checksums), Some(digests)) => checksums.digest(data, digests),
+                _ if is_journal => header.write_all_at(data, area + offset).with_context(cannot_write_area)?,
+                _ => {}
+            }
+            self.ciphers.renew(zone.start + offset, data);
+            Ok(())
+        })?;
+        header.write_all_at(&digests, area).with_context(cannot_write_area)
+    }
+
+    /// Writes the new data of a zone.
+    fn write(&self, zone: &Range<u64>, data: &mut [u8]) -> Result<()> {
+        let (place, chunk) = (self.state.new_place(zone.start), self.chunk());
+        parallel::for_each(data.chunks(chunk).enumerate(), |(index, data)| {
+            let offset = (index * chunk) as u64;
+            write_all(self.devices.data, data, place + offset).with_context(cannot_write)
+        })
+    }
+
+    /// Writes the new data of a zone whose old data are elsewhere.
+    fn move_zone(&self, zone: &Range<u64>) -> Result<()> {
+        let (from, to) = (self.state.old_place(zone.start), self.state.new_place(zone.start));
+        let (len, chunk) = (zone.end - zone.start, CHUNK as u64);
+        let offsets = (0..len.div_ceil(chunk) as usize).map(|index| index as u64 * chunk);
+        parallel::for_each(offsets, |offset| {
+            let mut data = vec![0; chunk.min(len - offset) as usize];
+            read_all(self.devices.data, &mut data, from + offset).with_context(cannot_read)?;
+            self.ciphers.renew(zone.start + offset, &mut data);
+            write_all(self.devices.data, &data, to + offset).with_context(cannot_write)
+        })
+    }
+
+    /// Returns the number of bytes that a thread reads or writes at once.
+    fn chunk(&self) -> usize {
+        CHUNK.max(self.checksums.as_ref().map_or(0, Checksums::block))
+    }
+
+    /// Returns room for the digests of `len` bytes.
+    fn digests_of(&self, len: usize) -> Vec<u8> {
+        vec![0; self.checksums.as_ref().map_or(0, |checksums| checksums.len_of(len as u64)) as usize]
+    }
+
+    /// Finishes a zone that was being written when a program or the machine stopped. `None`: there is none.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes if nothing protects the zone, or if the checksums are not those of the zone.
+    pub fn recover(&mut self) -> Result<Option<Recovered>> {
+        let Some(zone) = self.state.pieces.hot() else { return Ok(None) };
+        let mut found = Recovered { zone: zone.clone(), ..Recovered::default() };
+        if zone.end > self.len || zone.is_empty() {
+            return Err(cannot_recover("it is longer than the volume"));
+        }
+        if !zone.start.is_multiple_of(self.unit()) || !zone.end.is_multiple_of(self.unit()) {
+            return Err(cannot_recover("it does not begin and end at data units"));
+        }
+        if self.is_in_place(&zone) {
+            if zone.end - zone.start > self.room() {
+                return Err(cannot_recover("it is longer than what the keyslot area protects"));
+            }
+            let mut data = zeroes(&zone)?;
+            match (&self.checksums, &self.state.keyslot.resilience.protection) {
+                (_, Protection::None) => {
+                    return Err(cannot_recover("the re-encryption had no resilience, and the data of the zone are lost"));
+                }
+                (Some(checksums), _) => {
+                    let verdict = self.recover_by_checksums(checksums, &zone, &mut data)?;
+                    (found.torn, found.unknown) = (verdict.torn, verdict.unknown);
+                }
+                (None, _) => {
+                    let area = self.state.area.start;
+                    self.devices.header.read_exact_at(&mut data, area).with_context(cannot_read_area)?;
+                    self.ciphers.renew(zone.start, &mut data);
+                }
+            }
+            self.write(&zone, &mut data)?;
+        } else {
+            self.move_zone(&zone)?;
+        }
+        self.end_zone(&zone)?;
+        if self.state.pieces.is_finished() {
+            self.finish()?;
+        }
+        Ok(Some(found))
+    }
+
+    /// Reads a zone, and turns it into new data as its checksums tell.
+    fn recover_by_checksums(&self, checksums: &Checksums, zone: &Range<u64>, data: &mut [u8]) -> Result<Verdict> {
+        let mut digests = self.digests_of(data.len());
+        self.devices.header.read_exact_at(&mut digests, self.state.area.start).with_context(cannot_read_area)?;
+        read_all(self.devices.data, data, self.state.new_place(zone.start)).with_context(cannot_read)?;
+        let chunk = self.chunk();
+        let verdict = std::sync::Mutex::new(Verdict::default());
+        let chunks = data.chunks_mut(chunk).zip(digests.chunks(self.digests_of(chunk).len())).enumerate();
+        parallel::for_each(chunks, |(index, (data, digests))| {
+            let at = zone.start + (index * chunk) as u64;
+            let own = checksums.renew(&self.ciphers, at, data, digests);
+            verdict.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(own);
+            Ok(())
+        })?;
+        let mut verdict = verdict.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        verdict.unknown.sort_unstable();
+        if verdict.known == 0 && verdict.unknown.len() > 1 {
+            return Err(cannot_recover("the checksums in the keyslot area are not those of the zone"));
+        }
+        Ok(verdict)
+    }
+}
+
+/// Returns memory for a zone.
+fn zeroes(zone: &Range<u64>) -> Result<Vec<u8>> {
+    let len = zone.end - zone.start;
+    if len > MAX_ZONE {
+        let text = format!("A zone of {len} bytes is longer than {MAX_ZONE} bytes, the most that are kept in memory.");
+        return Err(Error::new(ErrorKind::Failed, text));
+    }
+    let mut data = Vec::new();
+    data.try_reserve_exact(len as usize).context("cannot keep a zone in memory")?;
+    data.resize(len as usize, 0);
+    Ok(data)
+}
+
+fn cannot_recover(reason: &str) -> Error {
+    let text = format!("The zone that was being re-encrypted cannot be recovered: {reason}.");
+    Error::new(ErrorKind::ZoneLost, text)
+}
+
+fn cannot_commit(error: EditError) -> Error {
+    Error::with_source(ErrorKind::Failed, "cannot write the progress of the re-encryption", error)
+}
+
+fn cannot_read() -> &'static str {
+    "cannot read the data"
+}
+
+fn cannot_write() -> &'static str {
+    "cannot write the data"
+}
+
+fn cannot_read_area() -> &'static str {
+    "cannot read the keyslot area of the re-encryption"
+}
+
+fn cannot_write_area() -> &'static str {
+    "cannot write the keyslot area of the re-encryption"
+}

@@ -1,0 +1,13 @@
+//! Re-encryption of LUKS2 volumes: their data change cipher or key, or become encrypted or plain, where they are.
+//!
+//! The header has the state at each instant ([`inlock_volume::luks2::reencryption`]), and it is always one from which
+//! cryptsetup can go on. [`Driver`] reads, changes and writes data.
+
+mod checksums;
+mod ciphers;
+mod driver;
+mod parallel;
+#[cfg(test)]
+mod tests;
+
+pub use driver::{Devices, Driver, Recovered};
