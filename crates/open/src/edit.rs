@@ -215,6 +215,17 @@ impl Header {
         ask: Ask<'_>,
         open: impl Fn(&Secret) -> Result<(u32, VolumeKey)>,
     ) -> Result<OpenedKeyslot> {
+        let ((number, key), passphrase) = self.ask_until_opened(key, ask, open)?;
+        Ok(OpenedKeyslot { number, key, passphrase })
+    }
+
+    /// Asks for passphrases until one opens something, as often as the options allow. Returns that and the passphrase.
+    pub(crate) fn ask_until_opened<T>(
+        &self,
+        key: &KeyOptions,
+        ask: Ask<'_>,
+        open: impl Fn(&Secret) -> Result<T>,
+    ) -> Result<(T, Secret)> {
         self.report_memory(&options_to_edit(key.slot));
         let mut left = if secret::prompts(key, ask) { key.tries } else { 1 };
         loop {
@@ -224,10 +235,7 @@ impl Header {
                 Err(error) if left > 0 && error.kind() == ErrorKind::NoKey => {
                     ask.context.notice(error);
                 }
-                opened => {
-                    let (number, key) = opened?;
-                    return Ok(OpenedKeyslot { number, key, passphrase: given.secret });
-                }
+                opened => return Ok((opened?, given.secret)),
             }
         }
     }

@@ -114,6 +114,16 @@ pub enum ErrorKind {
 
     /// A zone that was being re-encrypted cannot be recovered.
     ZoneLost,
+    /// A zone that was being re-encrypted has to be recovered, which needs writing.
+    ZoneHot,
+    /// Another process re-encrypts the volume.
+    BeingReencrypted,
+    /// The volume is not being re-encrypted.
+    NotReencrypted,
+    /// The volume is being re-encrypted already.
+    AlreadyReencrypted,
+    /// A volume of this kind cannot be re-encrypted, or not with these options.
+    CannotReencrypt,
 
     /// No keyslot opens with the passphrase.
     NoKey,

@@ -39,6 +39,9 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Name of cryptsetup's lock file of key derivations that take much memory.
 const PBKDF_LOCK: &str = "LN_memory-hard-access";
 
+/// Start of the names of cryptsetup's lock files of volumes in re-encryption; the UUID follows.
+const REENCRYPTION_LOCK: &str = "LN_LUKS2-reencryption-";
+
 /// Time to wait for the key derivations of other processes.
 const PBKDF_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -137,6 +140,19 @@ pub fn memory_hard_pbkdf(context: &Context) -> Result<Option<Lock>> {
     }
 }
 
+/// Locks the re-encryption of a LUKS2 volume against other processes, as cryptsetup does.
+pub fn reencryption(device: &Device, uuid: &str, mode: Mode) -> Result<Lock> {
+    if device.context().settings().no_header_locks {
+        return Ok(Lock::none());
+    }
+    let dir = Path::new(CRYPTSETUP_LOCKS);
+    let path = dir.join(format!("{REENCRYPTION_LOCK}{uuid}"));
+    take_file(dir, &path, mode, EXIT_TIMEOUT)?.ok_or_else(|| {
+        let text = format!("The volume on {} is being re-encrypted by another process.", device.path.display());
+        Error::new(ErrorKind::BeingReencrypted, text).about(&device.path)
+    })
+}
+
 /// Locks on a device, held until dropped.
 #[derive(Debug)]
 pub struct DeviceLock {
@@ -144,6 +160,12 @@ pub struct DeviceLock {
     _ranges: Vec<RangeLock>,
     _names: Vec<Lock>,
     _volume: Vec<VolumeLock>,
+}
+
+impl From<Lock> for DeviceLock {
+    fn from(lock: Lock) -> Self {
+        Self { _ranges: Vec::new(), _names: vec![lock], _volume: Vec::new() }
+    }
 }
 
 fn in_use(device: &Device) -> Error {

@@ -7,6 +7,7 @@ use crate::host::Context;
 use std::path::{Path, PathBuf};
 
 use inlock_cipher::scrub_stack;
+use inlock_volume::luks2::reencryption::PieceState;
 use inlock_volume::plain::{Plain, PlainError};
 use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
@@ -24,6 +25,7 @@ use super::integrity_table;
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode, VolumeName};
+use super::reencryption::interrupted;
 use super::remote;
 use super::removed_integrity;
 use super::secret::{self, Ask};
@@ -190,7 +192,7 @@ fn check_no_journal(args: &OpenOptions, data: &Device) -> Result<()> {
 }
 
 /// Checks that the payload fits the data device, and that the header is not in it.
-fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Result<()> {
+pub(crate) fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Result<()> {
     let (volume, path) = (&header.volume, header.path());
     let is_detached = location == HeaderLocation::Detached;
     if is_detached && backing::has_header_in_payload(&data.path, volume.data_offset(), path, volume.header_len()) {
@@ -222,6 +224,12 @@ fn unlock_luks(
     }
     let header = Header::load_from(device, luks, false).map_err(Error::may_be_plain)?;
     locks.push(lock::volume(data, &VolumeName::of(&header.volume), modes(writing, false).1)?);
+    info.kind = header.kind();
+    info.uuid = Some(header.volume.uuid().to_owned());
+    info.header = detached.then(|| resolved(header.path()));
+    if interrupted::state_of(&header)?.is_some() {
+        return open_interrupted(header, args, writing, provider, data, locks, info);
+    }
     header.check(&args.policy)?;
     check_place(&header, location, data)?;
     zones::check_volume(&header.volume, data, !detached && writing)?;
@@ -245,10 +253,7 @@ fn unlock_luks(
     if !is_authenticated {
         check_no_journal(args, data)?;
     }
-    info.kind = header.kind();
     check_links(&args.links, &info.kind)?;
-    info.uuid = Some(header.volume.uuid().to_owned());
-    info.header = detached.then(|| resolved(header.path()));
     let unlocked = match provider {
         None => header.unlock(&args.key, &args.policy, ask(args, data))?,
         Some(provider) => header.verify(provider.key()?, &args.policy)?,
@@ -267,6 +272,55 @@ fn unlock_luks(
             Box::new(Authenticated { segment, key: unlocked.key, opening })
         }
     })
+}
+
+/// Unlocks a volume whose re-encryption was interrupted. Recovers the zone that was being written, if there is one.
+fn open_interrupted(
+    mut header: Header,
+    args: &OpenOptions,
+    writing: bool,
+    provider: Option<&dyn KeyProvider>,
+    data: &Device,
+    locks: &mut Vec<DeviceLock>,
+    info: &mut VolumeInfo,
+) -> Result<Box<dyn Contents>> {
+    check_no_journal(args, data)?;
+    if args.freshness.is_some() {
+        return Err(Error::new(
+            ErrorKind::NeedsIntegrity,
+            "Option --freshness needs a LUKS2 volume with integrity protection.",
+        ));
+    }
+    let lock = lock::reencryption(data, header.volume.uuid(), modes(writing, false).1)?;
+    locks.push(lock.into());
+    header.volume = Header::load_again(&header.device, Luks::Two)?;
+    let is_hot = |header: &Header| {
+        Ok::<_, Error>(interrupted::state_of(header)?.is_some_and(|state| state.pieces.hot().is_some()))
+    };
+    if is_hot(&header)? && !writing {
+        return Err(interrupted::needs_recovery(&header));
+    }
+    let (_, keys) = match provider {
+        None => header.unlock_reencryption(&args.key, &args.policy, ask(args, data))?,
+        Some(provider) => header.confirm_reencryption(&provider.key()?, &args.policy)?,
+    };
+    if is_hot(&header)? {
+        if info.header.is_some() {
+            header.device = Device::open(data.context(), header.path(), OpenMode::Header)?;
+        }
+        interrupted::recover(data, &mut header, &keys)?;
+    }
+    let Some(state) = interrupted::state_of(&header)? else {
+        // The recovered zone was the last one.
+        let key = keys.of(PieceState::New).map(|key| VolumeKey::new(key.as_bytes()));
+        let unlocked = key.map(|key| header.verify(key, &args.policy)).and_then(Result::ok);
+        let unlocked = unlocked.ok_or_else(|| interrupted::has_ended(&header))?;
+        return Ok(Box::new(Encrypted::new(unlocked.segments, unlocked.key, header.volume.cipher_names())));
+    };
+    let lines = interrupted::contents(&state, &keys, args.flags, data);
+    info.segments = SegmentInfo::of_table(&lines.table);
+    info.check = KeyCheck::of_table(&lines.table).ok();
+    Ok(Box::new(lines))
 }
 
 /// Opens and locks the devices of a table.
@@ -422,6 +476,9 @@ pub fn ask_key(context: &Context, args: &OpenOptions) -> Result<VolumeKey> {
             // The other process has printed the warnings.
             let device = detached_header(args, &data)?.unwrap_or_else(|| data.duplicate());
             let header = Header::load_from(device, *luks, true).map_err(Error::may_be_plain)?;
+            if interrupted::state_of(&header)?.is_some() {
+                return Ok(header.unlock_reencryption(&args.key, &args.policy, ask)?.1.joined());
+            }
             header.check(&args.policy)?;
             Ok(header.unlock(&args.key, &args.policy, ask)?.key)
         }

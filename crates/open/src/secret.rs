@@ -37,7 +37,7 @@ pub struct Ask<'a> {
     /// Named in the prompt.
     pub device: &'a Path,
     /// The prompt. `None`: asks for the passphrase of the device.
-    pub prompt: Option<&'static str>,
+    pub prompt: Option<&'a str>,
     /// Ask twice.
     pub verify: bool,
 }
@@ -87,7 +87,7 @@ pub fn read_volume_key(args: &VolumeKeyOptions, header_len: Option<usize>) -> Re
 }
 
 /// Asks for a new passphrase with `prompt`, or reads a new key.
-pub fn read_new(context: &Context, new: &NewKeyOptions, device: &Path, prompt: &'static str) -> Result<Secret> {
+pub fn read_new(context: &Context, new: &NewKeyOptions, device: &Path, prompt: &str) -> Result<Secret> {
     let ask = Ask { context, device, prompt: Some(prompt), verify: new.verify };
     Ok(read(&new.key, ask, None)?.secret)
 }

@@ -518,6 +518,40 @@ pub(crate) struct Options {
     /// Print the rates of one second and exit
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub once: bool,
+    /// Encrypt a device in place
+    #[arg(short = 'N', long, alias = "new", action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub encrypt: bool,
+    /// Decrypt a volume in place
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub decrypt: bool,
+    /// Initialize LUKS2 reencryption in metadata only
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub init_only: bool,
+    /// Resume initialized LUKS2 reencryption only
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub resume_only: bool,
+    /// Reencryption hotzone resilience type: checksum (default), journal, none
+    #[arg(long, value_name = "TYPE", help_heading = "Re-encryption")]
+    pub resilience: Option<String>,
+    /// Reencryption hotzone checksums hash (default: sha256)
+    #[arg(long, value_name = "HASH", help_heading = "Re-encryption")]
+    pub resilience_hash: Option<String>,
+    /// Maximal reencryption hotzone size (default: 64M)
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Re-encryption")]
+    pub hotzone_size: Option<u64>,
+    /// Reduce data device size (move data offset); half of it is for the header
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Re-encryption")]
+    pub reduce_device_size: Option<u64>,
+    /// Do not change volume key
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub keep_key: bool,
+    /// Use the volume key from file as the new one
+    #[arg(long, value_name = "FILE", help_heading = "Re-encryption")]
+    pub new_volume_key_file: Option<PathBuf>,
+    /// Force offline LUKS2 reencryption, also to longer sectors than a file system may take
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub force_offline_reencrypt: bool,
+
     /// Print progress data in JSON format
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub progress_json: bool,

@@ -53,6 +53,7 @@ pub(crate) const ACTIONS: &[&Action] = &[
     &luks::header_restore::ACTION,
     &luks::repair::ACTION,
     &luks::convert::ACTION,
+    &luks::reencrypt::ACTION,
     &doctor::ACTION,
     &open::ACTION,
     &mount::ACTION,

@@ -43,6 +43,7 @@ pub(super) fn status(error: &Error) -> Option<Status> {
         | ErrorKind::HeaderLocked
         | ErrorKind::OpenElsewhere
         | ErrorKind::Overlaps
+        | ErrorKind::BeingReencrypted
         | ErrorKind::ZonedFileInUse
         | ErrorKind::FreshnessFileInUse
         | ErrorKind::SidecarExists
@@ -233,6 +234,11 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
             "run `inlock luksDump` to list the keyslots"
         }
         ErrorKind::NoFreeKeyslot | ErrorKind::NoFreeArea => "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER",
+        ErrorKind::ZoneLost => "restore the device from a backup; nothing was written",
+        ErrorKind::ZoneHot => "run `inlock repair`, or open it for writing, which recovers the zone",
+        ErrorKind::BeingReencrypted => "wait until the other process has ended, or stop it: it stops after a zone",
+        ErrorKind::NotReencrypted => "begin with `inlock reencrypt` without --resume-only",
+        ErrorKind::AlreadyReencrypted => "go on with `inlock reencrypt --resume-only`",
         ErrorKind::InvalidUuid => "write it as 8-4-4-4-12 hexadecimal digits",
         ErrorKind::NoKeyLen | ErrorKind::VolumeKeyFileTooShort => "set --key-size to the length of the key in bits",
         ErrorKind::KeyFileIsDirectory => "name a file, not a directory",

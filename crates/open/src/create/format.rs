@@ -7,7 +7,7 @@ use super::options::{CreateOptions, DataStart};
 
 /// Offset and unit of the data.
 #[derive(Clone, Copy)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// In sectors. `None`: behind the header, or at 0 with a detached header.
     pub offset: Option<u64>,
     /// `None`: the largest that fits the length of the device.
@@ -15,7 +15,7 @@ pub(super) struct Placement {
 }
 
 /// A header to write.
-pub(super) enum Format {
+pub(crate) enum Format {
     /// A LUKS1 header.
     Luks1(luks1::FormatOptions),
     /// A LUKS2 header.
@@ -24,7 +24,7 @@ pub(super) enum Format {
 
 impl Format {
     /// Returns the header with data in this place.
-    pub(super) fn new(options: &CreateOptions, placement: Placement) -> Self {
+    pub(crate) fn new(options: &CreateOptions, placement: Placement) -> Self {
         match options.version {
             1 => Self::Luks1(luks1_options(options, placement)),
             _ => Self::Luks2(luks2_options(options, placement)),
@@ -40,7 +40,7 @@ impl Format {
     }
 
     /// Returns the minimum of [`Format::header_len`].
-    pub(super) fn least_header_len(&self) -> u64 {
+    pub(crate) fn least_header_len(&self) -> u64 {
         match self {
             Self::Luks1(options) => options.header_len(),
             Self::Luks2(options) => options.least_header_len(),
@@ -81,7 +81,7 @@ impl Format {
     }
 
     /// Sets the volume key.
-    pub(super) fn set_key(&mut self, key: VolumeKey) {
+    pub(crate) fn set_key(&mut self, key: VolumeKey) {
         match self {
             Self::Luks1(options) => options.volume_key = Some(key),
             Self::Luks2(options) => options.volume_key = Some(key),
@@ -90,7 +90,7 @@ impl Format {
 
     /// Makes the volume key of a LUKS2 header, unless it is set, and returns another copy: the caller writes the data.
     /// `None`: a LUKS1 header.
-    pub(super) fn make_key(&mut self) -> Result<Option<VolumeKey>, FormatError> {
+    pub(crate) fn make_key(&mut self) -> Result<Option<VolumeKey>, FormatError> {
         let Self::Luks2(options) = self else { return Ok(None) };
         let key = options.new_key()?;
         options.volume_key = Some(VolumeKey::new(key.as_bytes()));
@@ -98,7 +98,7 @@ impl Format {
     }
 
     /// Writes it. `data_len`: `None`, if the length of the data is that of the device of the header.
-    pub(super) fn write(
+    pub(crate) fn write(
         self,
         device: &dyn HeaderDevice,
         data_len: Option<u64>,

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use inlock_volume::{BoundedDevice, FormatError, Secret, Signature, Volume, VolumeKey, find_signatures};
 
-use self::format::Format;
+pub(crate) use self::format::{Format, Placement};
 use self::integrity::PlacedIntegrity;
 use self::new_file::NewFile;
 pub use self::options::{CreateOptions, DataStart, IntegrityProtection, is_label};

@@ -6,8 +6,13 @@
 mod checksums;
 mod ciphers;
 mod driver;
+pub(crate) mod interrupted;
+mod offline;
 mod parallel;
+mod shift;
 #[cfg(test)]
 mod tests;
 
 pub use driver::{Devices, Driver, Recovered};
+pub use offline::{NewParameters, Offline, ZoneProtection};
+pub use shift::NewEncryption;

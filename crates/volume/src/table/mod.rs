@@ -132,12 +132,22 @@ impl Table {
         device: &str,
         device_len: u64,
     ) -> Self {
-        let line = |segment: &Segment| {
+        Self::of_segments(segments.iter().map(|segment| (*segment, Some(key))), options, device, device_len)
+    }
+
+    /// Returns the table of segments on `device`, which has `device_len` bytes, each with its key.
+    pub fn of_segments<'a>(
+        segments: impl IntoIterator<Item = (Segment, Option<&'a VolumeKey>)>,
+        options: CryptOptions,
+        device: &str,
+        device_len: u64,
+    ) -> Self {
+        let line = |(segment, key): (Segment, Option<&VolumeKey>)| {
             let behind = (device_len / 512).saturating_sub(segment.data_offset.0);
             let sectors = segment.sectors.unwrap_or(behind / segment.unit.sectors() * segment.unit.sectors());
-            let target = match segment.cipher {
+            let target = match segment.cipher.zip(key) {
                 None => Target::Linear { device: device.to_owned(), offset: segment.data_offset.0 },
-                Some(cipher) => Target::Crypt(Box::new(CryptLine {
+                Some((cipher, key)) => Target::Crypt(Box::new(CryptLine {
                     cipher,
                     cipher_name: cipher.to_string(),
                     key: VolumeKey::new(key.as_bytes()),
@@ -151,7 +161,7 @@ impl Table {
             };
             TableLine { start: segment.start.0, sectors, target }
         };
-        Self { lines: segments.iter().map(line).collect() }
+        Self { lines: segments.into_iter().map(line).collect() }
     }
 
     /// Sets the names of ciphers as a header has them ([`Volume::cipher_names`](crate::Volume::cipher_names)), by line.

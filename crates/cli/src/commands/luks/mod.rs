@@ -15,6 +15,7 @@ mod integrity;
 pub(super) mod is_luks;
 pub(super) mod kill_slot;
 pub(super) mod policy;
+pub(super) mod reencrypt;
 pub(super) mod remove_key;
 pub(super) mod repair;
 pub(super) mod token;

@@ -1,6 +1,6 @@
 //! Unlocking both keys of a volume that is re-encrypted.
 
-use super::{Reencryption, ReencryptionMode, digest, refused};
+use super::{PieceState, Reencryption, ReencryptionMode, digest, refused};
 use crate::attempts::Attempts;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
@@ -28,6 +28,27 @@ impl ReencryptionKeys {
     /// Returns keys that the caller has verified.
     pub fn new(old: Option<VolumeKey>, new: Option<VolumeKey>) -> Self {
         Self { old, new, keyslot: None }
+    }
+
+    /// Returns the key of data that are new, or old. `None`: only plaintext is.
+    pub fn of(&self, state: PieceState) -> Option<&VolumeKey> {
+        match state {
+            // With a kept key, there is one.
+            PieceState::New => self.new.as_ref().or(self.old.as_ref()),
+            PieceState::Old | PieceState::Hot => self.old.as_ref(),
+        }
+    }
+
+    /// Returns both keys as one, for another process.
+    pub fn joined(&self) -> VolumeKey {
+        let keys = [&self.old, &self.new].into_iter().flatten();
+        let mut joined = VolumeKey::zeroed(keys.clone().map(VolumeKey::len).sum());
+        let mut at = 0;
+        for key in keys {
+            joined.as_mut_bytes()[at..at + key.len()].copy_from_slice(key.as_bytes());
+            at += key.len();
+        }
+        joined
     }
 }
 
@@ -66,6 +87,39 @@ impl Luks2 {
         let new = if found.new.digest == found.old.digest { None } else { unlock(1)? };
         let keyslot = new.as_ref().or(old.as_ref()).map(|(number, _)| *number);
         let keys = ReencryptionKeys { old: old.map(|(_, key)| key), new: new.map(|(_, key)| key), keyslot };
+        self.verify_reencryption(&found, &keys, &options.limits)?;
+        Ok((found, keys))
+    }
+
+    /// Verifies keys that another process has unlocked, as [`ReencryptionKeys::joined`] returns them, and with them the
+    /// header's re-encryption.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::unlock_reencryption`].
+    pub fn confirm_reencryption(
+        &self,
+        joined: &VolumeKey,
+        options: &UnlockOptions,
+    ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
+        let Some(found) = self.reencryption()? else { return refused("there is none") };
+        self.check_policy_of(&found, options)?;
+        let mut rest = joined.as_bytes();
+        let mut take = |digest: Option<u32>| -> Result<Option<VolumeKey>, UnlockError> {
+            let Some(number) = digest else { return Ok(None) };
+            let bound = &self.metadata.digests[&number];
+            let slot = bound.keyslots.iter().find_map(|number| self.metadata.keyslots.get(number));
+            let len = slot.map_or(rest.len(), |slot| slot.key_len as usize);
+            let (key, others) = rest.split_at_checked(len).ok_or(UnlockError::WrongPassphrase)?;
+            rest = others;
+            match computable(number, bound)?.verify(&VolumeKey::new(key), &options.limits)? {
+                true => Ok(Some(VolumeKey::new(key))),
+                false => Err(UnlockError::WrongPassphrase),
+            }
+        };
+        let old = take(found.old.digest)?;
+        let new = if found.new.digest == found.old.digest { None } else { take(found.new.digest)? };
+        let keys = ReencryptionKeys { old, new, keyslot: None };
         self.verify_reencryption(&found, &keys, &options.limits)?;
         Ok((found, keys))
     }

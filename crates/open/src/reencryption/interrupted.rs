@@ -1,0 +1,126 @@
+//! A volume whose re-encryption was interrupted: unlocking it, recovering its last zone, and opening it as it is.
+
+use inlock_engine::store::file::IoMode;
+use inlock_volume::luks2::Luks2;
+use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
+use inlock_volume::table::CryptOptions;
+use inlock_volume::{HeaderPolicy, Table, Volume, VolumeKey};
+
+use super::driver::{Devices, Driver, Recovered};
+use crate::contents::Lines;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_unlock};
+use crate::header::{Header, unlock_options};
+use crate::lock::{self, Mode};
+use crate::path_text;
+use crate::secret::Ask;
+use crate::source::{KeyOptions, Luks};
+
+/// Most positions of lost blocks in a warning.
+const MAX_LISTED: usize = 8;
+
+/// Returns the state of the re-encryption of a volume, `None` if there is none.
+pub(crate) fn state_of(header: &Header) -> Result<Option<Reencryption>> {
+    match &header.volume {
+        Volume::Luks2(luks2) => luks2.reencryption().map_err(cannot_unlock(header.path())),
+        _ => Ok(None),
+    }
+}
+
+/// Returns the header of a volume that is re-encrypted.
+pub(crate) fn luks2_of(header: &Header) -> Result<&Luks2> {
+    match &header.volume {
+        Volume::Luks2(luks2) => Ok(luks2),
+        _ => Err(Error::not_luks2(header.path())),
+    }
+}
+
+impl Header {
+    /// Asks for passphrases until one unlocks both keys of a volume that is re-encrypted.
+    pub(crate) fn unlock_reencryption(
+        &self,
+        key: &KeyOptions,
+        policy: &HeaderPolicy,
+        ask: Ask<'_>,
+    ) -> Result<(Reencryption, ReencryptionKeys)> {
+        if key.volume_key.is_some() {
+            let text = "A volume in re-encryption has two volume keys, and is opened with a passphrase.";
+            return Err(Error::new(ErrorKind::InvalidOption, text));
+        }
+        let (luks2, device) = (luks2_of(self)?, self.device.header()?);
+        let options = unlock_options(None, policy.clone());
+        let (unlocked, _) = self.ask_until_opened(key, ask, |passphrase| {
+            let _serial = lock::memory_hard_pbkdf(self.device.context())?;
+            let _lock = lock::header(&self.device, Mode::Shared)?;
+            luks2.unlock_reencryption(&device, passphrase, &options).map_err(cannot_unlock(self.path()))
+        })?;
+        Ok(unlocked)
+    }
+
+    /// Verifies both keys of a volume that is re-encrypted, which another process has unlocked.
+    pub(crate) fn confirm_reencryption(
+        &self,
+        joined: &VolumeKey,
+        policy: &HeaderPolicy,
+    ) -> Result<(Reencryption, ReencryptionKeys)> {
+        let options = unlock_options(None, policy.clone());
+        luks2_of(self)?.confirm_reencryption(joined, &options).map_err(cannot_unlock(self.path()))
+    }
+}
+
+/// Recovers the zone that was being written. `header` can be written. Tells what was found, and loads it again.
+pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKeys) -> Result<()> {
+    let Some(state) = state_of(header)? else { return Ok(()) };
+    let store = data.store(IoMode::Sync, false, false);
+    let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
+    let written = header.device.header()?;
+    let lock = || lock::header(&header.device, Mode::Exclusive);
+    let devices = Devices { header: &written, data: &*store, lock: &lock };
+    let mut driver = Driver::new(devices, luks2_of(header)?.clone(), state, keys, None)?;
+    if let Some(recovered) = driver.recover()? {
+        tell(data, &recovered);
+    }
+    header.volume = Header::load_again(&header.device, Luks::Two)?;
+    Ok(())
+}
+
+/// Tells what a recovery has found.
+pub(super) fn tell(data: &Device, recovered: &Recovered) {
+    let Recovered { zone, torn, unknown } = recovered;
+    let (path, context) = (data.path.display(), data.context());
+    context.notice(format_args!("{path}: recovered bytes {} to {} of the volume.", zone.start, zone.end));
+    if *torn > 0 {
+        context.notice(format_args!("{path}: {torn} blocks were written in parts, and are whole again."));
+    }
+    if !unknown.is_empty() {
+        let listed: Vec<_> = unknown.iter().take(MAX_LISTED).map(u64::to_string).collect();
+        let more = if unknown.len() > MAX_LISTED { ", …" } else { "" };
+        context.warn(format_args!(
+            "{path}: {} blocks are neither old nor new; check the data at these bytes of the volume: {}{more}",
+            unknown.len(),
+            listed.join(", ")
+        ));
+    }
+}
+
+/// Returns the volume as it is: ranges with the old key, and with the new one.
+pub(crate) fn contents(state: &Reencryption, keys: &ReencryptionKeys, flags: CryptOptions, data: &Device) -> Lines {
+    let segments = state.segments().into_iter().map(|(segment, piece)| (segment, keys.of(piece)));
+    let table = Table::of_segments(segments, flags, &path_text::text_of(&data.path), data.len);
+    let of_line = vec![0; table.lines().len()];
+    Lines { table, of_line }
+}
+
+/// The error of a zone that has to be recovered first.
+pub(crate) fn needs_recovery(header: &Header) -> Error {
+    let path = header.path();
+    let text = format!("The re-encryption of {} was interrupted in a zone, which has to be recovered.", path.display());
+    Error::new(ErrorKind::ZoneHot, text).about(path)
+}
+
+/// The error of a volume whose re-encryption has ended with the recovery of its last zone: it opens as any other.
+pub(crate) fn has_ended(header: &Header) -> Error {
+    let path = header.path();
+    let text = format!("The re-encryption of {} has ended with the recovery of its last zone.", path.display());
+    Error::new(ErrorKind::NotReencrypted, text).about(path)
+}

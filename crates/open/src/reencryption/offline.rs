@@ -1,0 +1,344 @@
+//! Re-encrypting a volume that no process has open.
+
+use std::ops::ControlFlow;
+
+use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
+use inlock_engine::store::file::IoMode;
+use inlock_volume::luks2::reencryption::{
+    Direction, NewSide, Protection, ReencryptedKeyslot, Reencryption, ReencryptionKeys, ReencryptionKeyslot,
+    ReencryptionMode, ReencryptionStart, Resilience,
+};
+use inlock_volume::{Hash, HeaderLocation, KdfRequest, KeyslotStatus, NewKeyslot, Segment, Volume};
+
+use super::driver::{Devices, Driver};
+use super::interrupted::{self, luks2_of, state_of};
+use crate::backing;
+use crate::device::{Device, OpenMode};
+use crate::edit::OpenedKeyslot;
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
+use crate::header::Header;
+use crate::host::Context;
+use crate::lock::{self, DeviceLock, Lock, Mode, VolumeName};
+use crate::open::check_place;
+use crate::secret::Ask;
+use crate::source::{HeaderOptions, KeyOptions};
+use crate::{removed_integrity, zones};
+
+/// Longest block of checksums that is not asked for by a longer data unit.
+const CHECKSUM_BLOCK: u64 = 4096;
+
+/// A LUKS2 volume that no other process uses, to re-encrypt.
+pub struct Offline {
+    pub(super) data: Device,
+    pub(super) header: Header,
+    /// Once it is unlocked.
+    unlocked: Option<(Reencryption, ReencryptionKeys)>,
+    locks: Vec<DeviceLock>,
+    _lock: Lock,
+}
+
+/// Parameters of a re-encryption to begin.
+#[derive(Debug)]
+pub struct NewParameters {
+    /// Change of the data.
+    pub mode: ReencryptionMode,
+    /// The new cipher; `None`: as before.
+    pub cipher: Option<CipherSpec>,
+    /// Length of the new volume key in bytes; `None`: as before.
+    pub key_len: Option<usize>,
+    /// The new data unit; `None`: as before.
+    pub unit: Option<DataUnitSize>,
+    /// Keep the volume key.
+    pub keeps_key: bool,
+    /// The new volume key; `None`: a random one.
+    pub key: Option<VolumeKey>,
+    /// Parameters of the new keyslots.
+    pub keyslot: NewKeyslot,
+    /// Hash of the new digests.
+    pub hash: Hash,
+    /// How a zone is protected while it is written.
+    pub protection: ZoneProtection,
+    /// Length of the data in bytes, from the start; `None`: all.
+    pub data_len: Option<u64>,
+}
+
+/// How a zone is protected while it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ZoneProtection {
+    /// By digests of its old blocks, with this hash.
+    Checksum(String),
+    /// By a copy of its old data.
+    Journal,
+    /// Not at all: a crash loses the zone.
+    None,
+}
+
+impl Offline {
+    /// Opens and locks the devices of a LUKS2 volume, and takes cryptsetup's lock of its re-encryption.
+    pub fn open(context: &Context, at: &HeaderOptions) -> Result<Self> {
+        let data = Device::open(context, &at.image, OpenMode::Write)?.with_zones()?;
+        let locks = vec![lock::storage(&data, Mode::Exclusive)?];
+        let header = at.header.as_deref().map(|path| Device::open(context, path, OpenMode::Header)).transpose()?;
+        let header = header.filter(|device| device.identity() != data.identity());
+        Self::of_devices(data, header, at, locks)
+    }
+
+    /// Loads the header. `detached`: its device, if it is not that of the data.
+    pub(super) fn of_devices(
+        data: Device,
+        detached: Option<Device>,
+        at: &HeaderOptions,
+        mut locks: Vec<DeviceLock>,
+    ) -> Result<Self> {
+        data.check_writable()?;
+        let location = if detached.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
+        let device = detached.unwrap_or_else(|| data.duplicate());
+        if location == HeaderLocation::Detached && !backing::overlap(&device.path, &data.path) {
+            locks.push(lock::storage(&device, Mode::Exclusive)?);
+        }
+        let header = Header::load_from(device, at.luks, false)?;
+        header.check_luks2()?;
+        locks.push(lock::volume(&data, &VolumeName::of(&header.volume), Mode::Exclusive)?);
+        let lock = lock::reencryption(&data, header.volume.uuid(), Mode::Exclusive)?;
+        // Loaded before the lock: another process may have gone on meanwhile.
+        let header = Header { volume: Header::load_again(&header.device, at.luks)?, ..header };
+        let header = match state_of(&header)? {
+            Some(_) => Header { policy: at.policy.clone(), ..header },
+            None => {
+                let header = header.complying(at)?;
+                header.check(&at.policy)?;
+                check_place(&header, location, &data)?;
+                zones::check_volume(&header.volume, &data, true)?;
+                removed_integrity::check(&header.volume, &data, &at.policy)?;
+                header
+            }
+        };
+        if data.zones.is_some() {
+            return Err(refused(&data, "its zones are written in order, and re-encryption writes in place"));
+        }
+        if header.volume.authenticated().is_ok_and(|segment| segment.is_some()) {
+            return Err(refused(&data, "a volume with integrity protection cannot be re-encrypted"));
+        }
+        Ok(Self { data, header, unlocked: None, locks, _lock: lock })
+    }
+
+    /// Returns the data device with the lock on it, and releases the locks on the header.
+    pub(super) fn into_locked(self) -> (Device, Vec<DeviceLock>) {
+        (self.data, self.locks.into_iter().take(1).collect())
+    }
+
+    /// Returns the header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Returns the device with the data.
+    pub fn data(&self) -> &Device {
+        &self.data
+    }
+
+    /// Whether its re-encryption has begun.
+    pub fn has_begun(&self) -> Result<bool> {
+        Ok(state_of(&self.header)?.is_some())
+    }
+
+    /// Returns the numbers of the keyslots of the volume key.
+    pub fn keyslots(&self) -> Vec<u32> {
+        let holds_key =
+            |number: &u32| !matches!(self.header.volume.keyslot_status(*number), KeyslotStatus::Unbound | KeyslotStatus::Inactive);
+        self.header.volume.active_keyslots().into_iter().filter(holds_key).collect()
+    }
+
+    /// Asks for passphrases until one unlocks a re-encryption that has begun.
+    pub fn unlock(&mut self, key: &KeyOptions, ask: Ask<'_>) -> Result<()> {
+        let policy = self.header.policy.clone();
+        self.unlocked = Some(self.header.unlock_reencryption(key, &policy, ask)?);
+        Ok(())
+    }
+
+    /// Begins a re-encryption. The passphrases of `opened` open the new keyslots, of which the first has the number of
+    /// [`NewParameters::keyslot`].
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes.
+    pub fn begin(&mut self, new: &NewParameters, opened: &[OpenedKeyslot]) -> Result<()> {
+        self.begin_shifted(new, opened, None)
+    }
+
+    pub(super) fn begin_shifted(
+        &mut self,
+        new: &NewParameters,
+        opened: &[OpenedKeyslot],
+        shift: Option<u64>,
+    ) -> Result<()> {
+        if self.has_begun()? {
+            let text = "LUKS2 reencryption already initialized. Aborting operation.";
+            return Err(Error::new(ErrorKind::AlreadyReencrypted, text));
+        }
+        let segments = self.header.volume.segments().map_err(cannot_unlock(self.header.path()))?;
+        let [present] = segments[..] else { return Err(refused(&self.data, "it has several segments")) };
+        let side = self.new_side(new, &present)?;
+        let key = &opened.first().ok_or_else(Error::no_key)?.key;
+        let keys = match new.mode {
+            ReencryptionMode::Reencrypt if new.keeps_key => ReencryptionKeys::new(Some(copy(key)), None),
+            ReencryptionMode::Reencrypt => ReencryptionKeys::new(Some(copy(key)), Some(new_key(new, key.len())?)),
+            ReencryptionMode::Encrypt => ReencryptionKeys::new(None, Some(copy(key))),
+            ReencryptionMode::Decrypt => ReencryptionKeys::new(Some(copy(key)), None),
+        };
+        let has_new_key = new.mode == ReencryptionMode::Reencrypt && !new.keeps_key;
+        let keyslots = opened.iter().filter(|_| has_new_key).map(|opened| ReencryptedKeyslot {
+            old: opened.number,
+            passphrase: &opened.passphrase,
+            new: &new.keyslot,
+        });
+        let is_forward = shift.is_some() || new.mode != ReencryptionMode::Decrypt;
+        let direction = if is_forward { Direction::Forward } else { Direction::Backward };
+        let unit = side.as_ref().map_or(present.unit, |side| side.unit.max(present.unit));
+        let resilience = Resilience { protection: self.protection(new, unit, &present, shift), shift };
+        let start = ReencryptionStart {
+            keyslot: ReencryptionKeyslot::new(new.mode, direction, resilience),
+            new: side.filter(|_| new.mode == ReencryptionMode::Reencrypt),
+            keys: &keys,
+            keyslots: keyslots.collect(),
+            kdf: new.keyslot.kdf,
+            hash: new.hash,
+            device_len: self.data.len,
+            data_len: new.data_len,
+        };
+        let lock = lock::header(&self.header.device, Mode::Exclusive)?;
+        let device = self.header.device.header()?;
+        let path = self.header.device.path.clone();
+        let Volume::Luks2(luks2) = &mut self.header.volume else { return Err(Error::not_luks2(&path)) };
+        let state = luks2.start_reencryption(&device, &start).map_err(cannot_edit(&path))?;
+        drop(lock);
+        self.unlocked = Some((state, keys));
+        Ok(())
+    }
+
+    /// Returns cipher and data unit after the re-encryption; `None`: there is plaintext on one side.
+    fn new_side(&self, new: &NewParameters, present: &Segment) -> Result<Option<NewSide>> {
+        let Some(cipher) = present.cipher else { return Err(refused(&self.data, "it is not encrypted")) };
+        let unit = new.unit.unwrap_or(present.unit);
+        let len = new.data_len.unwrap_or(self.data.len - present.data_offset.to_bytes().unwrap_or(self.data.len));
+        let behind = self.data.len.saturating_sub(present.data_offset.to_bytes().unwrap_or(u64::MAX));
+        if len > behind {
+            return Err(refused(&self.data, &format!("its data have {behind} bytes, and --device-size says {len}")));
+        }
+        if !len.is_multiple_of(unit.bytes() as u64) {
+            let text = format!("Data device is not aligned to encryption sector size ({} bytes).", unit.bytes());
+            return Err(Error::new(ErrorKind::UnitMisfit, text));
+        }
+        let side = NewSide { cipher: new.cipher.unwrap_or(cipher), unit };
+        let is_same = side.cipher == cipher && side.unit == present.unit;
+        if new.mode == ReencryptionMode::Reencrypt && new.keeps_key && is_same {
+            let text = "No data segment parameters changed. Reencryption aborted.";
+            return Err(Error::new(ErrorKind::CannotReencrypt, text));
+        }
+        Ok((new.mode == ReencryptionMode::Reencrypt).then_some(side))
+    }
+
+    fn protection(&self, new: &NewParameters, unit: DataUnitSize, present: &Segment, shift: Option<u64>) -> Protection {
+        let len = self.data.len - present.data_offset.to_bytes().unwrap_or(0).min(self.data.len);
+        let is_whole = len.is_multiple_of(CHECKSUM_BLOCK) && shift.is_none_or(|shift| shift.is_multiple_of(CHECKSUM_BLOCK));
+        let least = if is_whole { CHECKSUM_BLOCK as u32 } else { 512 };
+        match &new.protection {
+            ZoneProtection::None => Protection::None,
+            ZoneProtection::Journal => Protection::Journal,
+            ZoneProtection::Checksum(hash) => {
+                Protection::Checksum { hash: hash.clone(), block: least.max(unit.bytes() as u32) }
+            }
+        }
+    }
+
+    /// Changes how zones are protected, of a re-encryption that is unlocked and has no zone to recover.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes.
+    pub fn change_protection(&mut self, protection: &ZoneProtection, kdf: KdfRequest) -> Result<()> {
+        let Some((state, keys)) = &mut self.unlocked else { return Err(Error::no_key()) };
+        let unit = state.old.unit.max(state.new.unit).bytes() as u32;
+        let present = &state.keyslot.resilience;
+        let protection = match (protection, &present.protection, present.shift, state.keyslot.mode) {
+            // Its zones need none.
+            (_, _, Some(_), ReencryptionMode::Encrypt) => Protection::None,
+            (ZoneProtection::None, ..) => Protection::None,
+            (ZoneProtection::Journal, ..) => Protection::Journal,
+            (ZoneProtection::Checksum(hash), Protection::Checksum { block, .. }, ..) => {
+                Protection::Checksum { hash: hash.clone(), block: *block }
+            }
+            (ZoneProtection::Checksum(hash), ..) => Protection::Checksum { hash: hash.clone(), block: unit.max(512) },
+        };
+        let resilience = Resilience { protection, shift: present.shift };
+        if resilience == *present {
+            return Ok(());
+        }
+        let _lock = lock::header(&self.header.device, Mode::Exclusive)?;
+        let (device, path) = (self.header.device.header()?, self.header.device.path.clone());
+        let Volume::Luks2(luks2) = &mut self.header.volume else { return Err(Error::not_luks2(&path)) };
+        let changed = luks2.change_resilience(&device, state, keys, (resilience, Hash::Sha256, &kdf));
+        *state = changed.map_err(cannot_edit(&path))?;
+        Ok(())
+    }
+
+    /// Goes on with a re-encryption that is unlocked, to the end, or until `watch` stops it after a zone. `watch` takes
+    /// the number of bytes that are done, and that of all. Returns whether it has reached the end.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a device fails. The volume stays one that can be opened, and whose re-encryption can go on.
+    pub fn run(
+        &mut self,
+        longest_zone: Option<u64>,
+        watch: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<bool> {
+        let (state, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
+        let store = self.data.store(IoMode::Sync, false, false);
+        let store = store.with_context(|| format!("cannot use {}", self.data.path.display()))?;
+        let device = self.header.device.header()?;
+        let lock = || lock::header(&self.header.device, Mode::Exclusive);
+        let devices = Devices { header: &device, data: &*store, lock: &lock };
+        let mut driver = Driver::new(devices, luks2_of(&self.header)?.clone(), state, &keys, longest_zone)?;
+        if let Some(recovered) = driver.recover()? {
+            interrupted::tell(&self.data, &recovered);
+        }
+        let total = driver.total();
+        if watch(driver.done(), total).is_break() {
+            return Ok(false);
+        }
+        driver.run(&mut |done| watch(done, total))
+    }
+
+    /// Recovers the zone that was being written, of a re-encryption that is unlocked. Returns whether there was one.
+    pub fn recover(&mut self) -> Result<bool> {
+        let (state, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
+        let is_hot = state.pieces.hot().is_some();
+        interrupted::recover(&self.data, &mut self.header, &keys)?;
+        Ok(is_hot)
+    }
+
+    /// Whether a zone was being written when its process or the machine stopped.
+    pub fn needs_recovery(&self) -> Result<bool> {
+        Ok(state_of(&self.header)?.is_some_and(|state| state.pieces.hot().is_some()))
+    }
+}
+
+fn copy(key: &VolumeKey) -> VolumeKey {
+    VolumeKey::new(key.as_bytes())
+}
+
+fn new_key(new: &NewParameters, old_len: usize) -> Result<VolumeKey> {
+    if let Some(key) = &new.key {
+        return Ok(copy(key));
+    }
+    let mut key = VolumeKey::zeroed(new.key_len.unwrap_or(old_len));
+    getrandom::fill(key.as_mut_bytes()).context("cannot read random bytes")?;
+    Ok(key)
+}
+
+/// The error of a volume that cannot be re-encrypted.
+pub(super) fn refused(data: &Device, reason: &str) -> Error {
+    let text = format!("The volume on {} cannot be re-encrypted: {reason}.", data.path.display());
+    Error::new(ErrorKind::CannotReencrypt, text).about(&data.path)
+}

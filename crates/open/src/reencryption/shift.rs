@@ -1,0 +1,286 @@
+//! Beginning to encrypt or to decrypt a device: room for a header is made at its start, or given back.
+//!
+//! The data move by the length of the header. The first of them are moved out of its way before the header says so, and
+//! come last:
+//!
+//! - to encrypt, they go to the end of the device, whose last part the user has freed. The second copy of the header is
+//!   written first, so that a second attempt after a power cut finds a header and does not move what is no data;
+//! - to decrypt, the header goes to a file, its magics are cleared, and the first data take its place.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use inlock_engine::BackingStore;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::{read_all, write_all};
+use inlock_volume::luks2::reencryption::{
+    Direction, Protection, ReencryptionKeys, ReencryptionKeyslot, ReencryptionMode, ReencryptionStart, Resilience,
+};
+use inlock_volume::luks2::{DEFAULT_METADATA_LEN, Luks2};
+use inlock_volume::{DataUnitSize, HeaderBackup, HeaderDevice, LoadError, Secret, Volume};
+
+use super::offline::{NewParameters, Offline, refused};
+use crate::create::{CreateOptions, Format, NewVolume, Placement};
+use crate::device::{Device, OpenMode};
+use crate::edit::OpenedKeyslot;
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit};
+use crate::header::load_volume;
+use crate::header_backup;
+use crate::host::Context;
+use crate::lock::{self, Mode};
+use crate::source::{HeaderOptions, Luks};
+
+/// Bytes that are copied at once.
+const CHUNK: u64 = 1 << 20;
+
+/// Bytes of a copy of the header before its metadata.
+const BLOCK_LEN: u64 = 4096;
+
+/// A header in the making, in memory: the start of a device.
+struct Draft {
+    bytes: Mutex<Vec<u8>>,
+    device_len: u64,
+}
+
+impl HeaderDevice for Draft {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.device_len)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = usize::try_from(offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
+        let found = &bytes[start..(start + buf.len()).min(bytes.len())];
+        buf[..found.len()].copy_from_slice(found);
+        buf[found.len()..].fill(0);
+        Ok(())
+    }
+
+    /// What is behind the header is not written: there are data.
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = usize::try_from(offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
+        let end = (start + data.len()).min(bytes.len());
+        bytes[start..end].copy_from_slice(&data[..end - start]);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A volume to encrypt.
+#[derive(Debug)]
+pub struct NewEncryption<'a> {
+    /// The header. [`CreateOptions::header`] is `None` with a shift.
+    pub create: &'a CreateOptions,
+    /// The re-encryption.
+    pub parameters: &'a NewParameters,
+    /// Its passphrase.
+    pub passphrase: &'a Secret,
+}
+
+impl NewEncryption<'_> {
+    /// Begins to encrypt a device whose header is another device or file, which is created.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the header cannot be created.
+    pub fn begin_detached(&self, context: &Context) -> Result<Offline> {
+        let Self { create, parameters, passphrase } = self;
+        let volume = NewVolume::prepare(context, create)?;
+        let mut key = inlock_cipher::VolumeKey::zeroed(create.key_len);
+        match &parameters.key {
+            Some(given) => key.as_mut_bytes().copy_from_slice(given.as_bytes()),
+            None => getrandom::fill(key.as_mut_bytes()).context("cannot read random bytes")?,
+        }
+        let copy = inlock_cipher::VolumeKey::new(key.as_bytes());
+        volume.create(passphrase, Some(copy), |_| std::ops::ControlFlow::Continue(()))?;
+        let mut offline = Offline::open(context, &self.at())?;
+        let passphrase = Secret::new(passphrase.as_bytes().to_vec());
+        offline.begin(parameters, &[OpenedKeyslot { number: create.keyslot, key, passphrase }])?;
+        Ok(offline)
+    }
+
+    /// Begins to encrypt a device whose last `2 * shift` bytes have no data: the data move by `shift` bytes, to make
+    /// room for the header, and as many bytes at the end keep the first data meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes if the device has a LUKS header or is too small.
+    pub fn begin_with_shift(&self, context: &Context, shift: u64) -> Result<Offline> {
+        let data = Device::open(context, &self.create.image, OpenMode::Write)?.with_zones()?;
+        data.check_writable()?;
+        if data.zones.is_some() {
+            return Err(refused(&data, "its zones are written in order, and re-encryption writes in place"));
+        }
+        let locks = vec![lock::whole_device(&data, Mode::Exclusive)?];
+        match load_volume(context, &data.header()?) {
+            Err(LoadError::NotLuks) => {}
+            _ => {
+                let text = format!("Device {} has a LUKS header already.", data.path.display());
+                return Err(Error::new(ErrorKind::CannotReencrypt, text).about(&data.path));
+            }
+        }
+        let unit = self.parameters.unit.unwrap_or(DataUnitSize::SECTOR);
+        check_shift(&data, shift, unit)?;
+        let header = self.header_for(&data, shift, unit)?;
+        let store = data.store(IoMode::Sync, false, false);
+        let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
+        copy(&*store, 0, data.len - shift, shift)?;
+        let written = data.header()?;
+        let _lock = lock::header(&data, Mode::Exclusive)?;
+        let second = DEFAULT_METADATA_LEN as usize;
+        for part in [second..2 * second, 2 * second..header.len(), 0..second] {
+            written.write_all_at(&header[part.clone()], part.start as u64).context("cannot write the header")?;
+            written.sync().context("cannot write the header")?;
+        }
+        drop(_lock);
+        Offline::of_devices(data, None, &self.at(), locks)
+    }
+
+    fn at(&self) -> HeaderOptions {
+        HeaderOptions {
+            image: self.create.image.clone(),
+            header: self.create.header.clone(),
+            luks: Luks::Two,
+            policy: self.create.policy.clone(),
+        }
+    }
+
+    /// Returns the first `shift` bytes of the device: the header of an encryption that has begun.
+    fn header_for(&self, data: &Device, shift: u64, unit: DataUnitSize) -> Result<Vec<u8>> {
+        let Self { create, parameters, passphrase } = self;
+        let draft = Draft { bytes: Mutex::new(vec![0; shift as usize]), device_len: data.len };
+        let mut format = Format::new(create, Placement { offset: Some(shift / 512), unit: Some(unit) });
+        if format.least_header_len() > shift {
+            let text = format!(
+                "The header takes {} bytes; reduce the device by at least twice as much.",
+                format.least_header_len()
+            );
+            return Err(Error::new(ErrorKind::CannotReencrypt, text));
+        }
+        if let Some(key) = &parameters.key {
+            format.set_key(inlock_cipher::VolumeKey::new(key.as_bytes()));
+        }
+        let key = format.make_key().context("cannot make a header")?;
+        format.write(&draft, None, passphrase).context("cannot make a header")?;
+        let keys = ReencryptionKeys::new(None, key);
+        let mut luks2 = Luks2::load(&draft).context("cannot make a header")?;
+        let resilience = Resilience { protection: Protection::None, shift: Some(shift) };
+        let start = ReencryptionStart {
+            keyslot: ReencryptionKeyslot::new(ReencryptionMode::Encrypt, Direction::Backward, resilience),
+            new: None,
+            keys: &keys,
+            keyslots: Vec::new(),
+            kdf: parameters.keyslot.kdf,
+            hash: parameters.hash,
+            device_len: data.len,
+            data_len: None,
+        };
+        luks2.start_reencryption(&draft, &start).map_err(cannot_edit(&data.path))?;
+        Ok(draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Refuses a shift for which there is no room, or that splits data units.
+fn check_shift(data: &Device, shift: u64, unit: DataUnitSize) -> Result<()> {
+    if shift == 0 || !shift.is_multiple_of(4096) || shift > 1 << 30 {
+        let text = "The device is reduced by a multiple of 8192 bytes, at most 2 GiB: half of it is for the header.";
+        return Err(Error::new(ErrorKind::CannotReencrypt, text));
+    }
+    if data.len < shift.saturating_mul(3) {
+        let text = format!("Device {} is too small to be reduced by {} bytes.", data.path.display(), 2 * shift);
+        return Err(Error::new(ErrorKind::CannotReencrypt, text));
+    }
+    if !data.len.is_multiple_of(unit.bytes() as u64) {
+        let text = format!("Data device is not aligned to encryption sector size ({} bytes).", unit.bytes());
+        return Err(Error::new(ErrorKind::UnitMisfit, text));
+    }
+    Ok(())
+}
+
+/// Copies bytes to a place that does not overlap them, durably.
+fn copy(store: &dyn BackingStore, from: u64, to: u64, len: u64) -> Result<()> {
+    let mut buffer = vec![0; len.min(CHUNK) as usize];
+    let mut done = 0;
+    while done < len {
+        let part = &mut buffer[..(len - done).min(CHUNK) as usize];
+        read_all(store, part, from + done).context("cannot read the data")?;
+        write_all(store, part, to + done).context("cannot move the first data")?;
+        done += part.len() as u64;
+    }
+    store.sync().context("cannot move the first data")
+}
+
+impl Offline {
+    /// Whether its data, which are encrypted, begin behind the room of a header. They move to the start of the device
+    /// when they are decrypted.
+    pub fn is_behind_header(&self) -> bool {
+        self.header.volume.data_offset() > 0
+    }
+
+    /// Moves the header, which is at the start of the device, to a new file. The device is decrypted with it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file exists or cannot be written; nothing is changed then.
+    pub fn export_header(self, file: &Path) -> Result<Self> {
+        let context = self.data.context().clone();
+        let backup = {
+            let _lock = lock::header(&self.header.device, Mode::Shared)?;
+            HeaderBackup::of_device(&self.header.device.header()?)
+                .map_err(header_backup::cannot_back_up(&self.data.path))?
+        };
+        header_backup::write(&context, &backup, file)?;
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))
+            .with_context(|| format!("cannot use {}", file.display()))?;
+        let detached = Device::open(&context, file, OpenMode::Header)?;
+        let at = HeaderOptions {
+            image: self.data.path.clone(),
+            header: Some(file.to_owned()),
+            luks: Luks::Two,
+            policy: self.header.policy.clone(),
+        };
+        let (data, locks) = self.into_locked();
+        Self::of_devices(data, Some(detached), &at, locks)
+    }
+
+    /// Begins to decrypt a device with a header elsewhere. Data that begin behind the room of a header move to the start
+    /// of the device, where a header is destroyed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Offline::begin`].
+    pub fn begin_decryption(&mut self, new: &NewParameters, opened: &[OpenedKeyslot]) -> Result<()> {
+        let shift = self.header.volume.data_offset();
+        if shift == 0 {
+            return self.begin(new, opened);
+        }
+        if self.header.device.identity() == self.data.identity() {
+            return Err(refused(&self.data, "its header is in the way of the data; move it to a file with --header"));
+        }
+        let store = self.data.store(IoMode::Sync, false, false);
+        let store = store.with_context(|| format!("cannot use {}", self.data.path.display()))?;
+        for offset in self.magics()? {
+            write_all(&*store, &[0; 6], offset).context("cannot clear the header")?;
+            store.sync().context("cannot clear the header")?;
+        }
+        copy(&*store, shift, 0, shift.min(self.data.len - shift))?;
+        self.begin_shifted(new, opened, Some(shift))
+    }
+
+    /// Returns the places of the magics of a header of this volume on the data device.
+    fn magics(&self) -> Result<Vec<u64>> {
+        match Volume::load_despite_signatures(&self.data.header()?) {
+            Ok(Volume::Luks2(luks2)) if luks2.uuid() == self.header.volume.uuid() => {
+                // The copies follow each other.
+                Ok(vec![0, luks2.metadata().config.json_size + BLOCK_LEN])
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+}
