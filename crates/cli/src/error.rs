@@ -239,6 +239,9 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
     }
     if let Some(error) = cause.downcast_ref::<UnlockError>() {
         return match error {
+            UnlockError::Requirement(name) if name.to_string().contains("online-reencrypt") => {
+                Some("finish the re-encryption first: inlock reencrypt --resume-only DEVICE")
+            }
             UnlockError::Requirement(_) => Some("finish or undo the operation in the header with cryptsetup"),
             UnlockError::TooCostlyTogether(_) => Some("use --key-slot to try a single keyslot"),
             UnlockError::UnsupportedCipher { .. }

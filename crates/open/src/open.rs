@@ -294,17 +294,14 @@ fn open_interrupted(
     let lock = lock::reencryption(data, header.volume.uuid(), modes(writing, false).1)?;
     locks.push(lock.into());
     header.volume = Header::load_again(&header.device, Luks::Two)?;
-    let is_hot = |header: &Header| {
-        Ok::<_, Error>(interrupted::state_of(header)?.is_some_and(|state| state.pieces.hot().is_some()))
-    };
-    if is_hot(&header)? && !writing {
+    if interrupted::is_hot(&header)? && !writing {
         return Err(interrupted::needs_recovery(&header));
     }
     let (_, keys) = match provider {
         None => header.unlock_reencryption(&args.key, &args.policy, ask(args, data))?,
         Some(provider) => header.confirm_reencryption(&provider.key()?, &args.policy)?,
     };
-    if is_hot(&header)? {
+    if interrupted::is_hot(&header)? {
         if info.header.is_some() {
             header.device = Device::open(data.context(), header.path(), OpenMode::Header)?;
         }

@@ -295,6 +295,9 @@ impl Advices {
     fn on_problems(&mut self, header: &HeaderReport, restore: &str) {
         for problem in &header.problems {
             match problem {
+                Problem::Refused(UnlockError::Requirement(name)) if name.to_string().contains("online-reencrypt") => {
+                    self.add("The volume is being re-encrypted. Go on: inlock reencrypt --resume-only.", None);
+                }
                 Problem::Refused(UnlockError::Requirement(_)) => {
                     self.add("Finish or undo the operation in the header with cryptsetup.", None);
                 }

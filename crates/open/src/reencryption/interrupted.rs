@@ -27,6 +27,11 @@ pub(crate) fn state_of(header: &Header) -> Result<Option<Reencryption>> {
     }
 }
 
+/// Whether a zone of the volume was being written when its process or the machine stopped, and has to be recovered.
+pub fn is_hot(header: &Header) -> Result<bool> {
+    Ok(state_of(header)?.is_some_and(|state| state.pieces.hot().is_some()))
+}
+
 /// Returns the header of a volume that is re-encrypted.
 pub(crate) fn luks2_of(header: &Header) -> Result<&Luks2> {
     match &header.volume {

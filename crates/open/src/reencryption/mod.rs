@@ -14,5 +14,6 @@ mod shift;
 mod tests;
 
 pub use driver::{Devices, Driver, Recovered};
+pub use interrupted::is_hot;
 pub use offline::{NewParameters, Offline, ZoneProtection};
 pub use shift::NewEncryption;

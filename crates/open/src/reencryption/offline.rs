@@ -127,6 +127,12 @@ impl Offline {
         (self.data, self.locks.into_iter().take(1).collect())
     }
 
+    /// Returns it with the keys of a re-encryption that has begun.
+    pub(super) fn unlocked_with(self, keys: ReencryptionKeys) -> Result<Self> {
+        let state = state_of(&self.header)?;
+        Ok(Self { unlocked: state.map(|state| (state, keys)), ..self })
+    }
+
     /// Returns the header.
     pub fn header(&self) -> &Header {
         &self.header
@@ -310,17 +316,14 @@ impl Offline {
         driver.run(&mut |done| watch(done, total))
     }
 
-    /// Recovers the zone that was being written, of a re-encryption that is unlocked. Returns whether there was one.
-    pub fn recover(&mut self) -> Result<bool> {
-        let (state, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
-        let is_hot = state.pieces.hot().is_some();
-        interrupted::recover(&self.data, &mut self.header, &keys)?;
-        Ok(is_hot)
-    }
-
-    /// Whether a zone was being written when its process or the machine stopped.
-    pub fn needs_recovery(&self) -> Result<bool> {
-        Ok(state_of(&self.header)?.is_some_and(|state| state.pieces.hot().is_some()))
+    /// Recovers the zone that was being written, of a re-encryption that is unlocked.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes if nothing protects the zone.
+    pub fn recover(mut self) -> Result<()> {
+        let (_, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
+        interrupted::recover(&self.data, &mut self.header, &keys)
     }
 }
 

@@ -127,19 +127,19 @@ impl NewEncryption<'_> {
         }
         let unit = self.parameters.unit.unwrap_or(DataUnitSize::SECTOR);
         check_shift(&data, shift, unit)?;
-        let header = self.header_for(&data, shift, unit)?;
+        let (header, keys) = self.header_for(&data, shift, unit)?;
         let store = data.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
         copy(&*store, 0, data.len - shift, shift)?;
         let written = data.header()?;
-        let _lock = lock::header(&data, Mode::Exclusive)?;
+        let lock = lock::header(&data, Mode::Exclusive)?;
         let second = DEFAULT_METADATA_LEN as usize;
         for part in [second..2 * second, 2 * second..header.len(), 0..second] {
             written.write_all_at(&header[part.clone()], part.start as u64).context("cannot write the header")?;
             written.sync().context("cannot write the header")?;
         }
-        drop(_lock);
-        Offline::of_devices(data, None, &self.at(), locks)
+        drop(lock);
+        Offline::of_devices(data, None, &self.at(), locks)?.unlocked_with(keys)
     }
 
     fn at(&self) -> HeaderOptions {
@@ -151,8 +151,8 @@ impl NewEncryption<'_> {
         }
     }
 
-    /// Returns the first `shift` bytes of the device: the header of an encryption that has begun.
-    fn header_for(&self, data: &Device, shift: u64, unit: DataUnitSize) -> Result<Vec<u8>> {
+    /// Returns the first `shift` bytes of the device: the header of an encryption that has begun, and its keys.
+    fn header_for(&self, data: &Device, shift: u64, unit: DataUnitSize) -> Result<(Vec<u8>, ReencryptionKeys)> {
         let Self { create, parameters, passphrase } = self;
         let draft = Draft { bytes: Mutex::new(vec![0; shift as usize]), device_len: data.len };
         let mut format = Format::new(create, Placement { offset: Some(shift / 512), unit: Some(unit) });
@@ -182,7 +182,7 @@ impl NewEncryption<'_> {
             data_len: None,
         };
         luks2.start_reencryption(&draft, &start).map_err(cannot_edit(&data.path))?;
-        Ok(draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok((draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner), keys))
     }
 }
 

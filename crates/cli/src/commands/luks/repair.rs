@@ -12,9 +12,11 @@ use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
+use inlock_open::edit::scrubbed;
 use inlock_open::error::cannot_unlock;
-use inlock_open::header::cannot_load_from;
+use inlock_open::header::{Header, cannot_load_from};
 use inlock_open::header_access::HeaderAccess;
+use inlock_open::reencryption::{Offline, is_hot};
 use inlock_open::secret::{self, Ask};
 use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
 use std::collections::BTreeSet;
@@ -30,7 +32,10 @@ pub(crate) const ACTION: Action = Action {
         let batch = options.batch_mode;
         let args = header_args(&options, arguments.path()?)?;
         let key = key_args(&options)?;
-        Ok(Prepared::new(move || run(&args, &key, batch)))
+        Ok(Prepared::new(move || {
+            run(&args, &key, batch)?;
+            scrubbed(|| recover(&args, &key, batch))
+        }))
     },
 };
 
@@ -101,6 +106,21 @@ fn run(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()
         warn(format_args!("{}: keyslot {} {state}", path.display(), slot.number));
     }
     if unproven.is_empty() { Ok(()) } else { Err(unproved(path, &unproven)) }
+}
+
+/// Recovers the zone of a volume whose re-encryption was interrupted in one.
+fn recover(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()> {
+    let header = Header::load(context(), args, true)?;
+    if !is_hot(&header)? {
+        return Ok(());
+    }
+    drop(header);
+    let mut offline = Offline::open(context(), args)?;
+    let text = "Really proceed with LUKS2 reencryption recovery?";
+    terminal::confirm_change(batch, text, "Operation aborted.")?;
+    let prompt = Some("Enter passphrase for reencryption recovery: ");
+    offline.unlock(key, Ask { device: &args.image, prompt, verify: false, context: context() })?;
+    Ok(offline.recover()?)
 }
 
 /// Asks for the passphrases of keyslots that may hold a key until the changes of all are proven, or one opens none.
