@@ -1,5 +1,5 @@
 //! `cargo xtask header-proof`: the tests of changed and broken headers with all their cases, of which `./test.sh` runs
-//! a part: 300 random sequences, every noted verdict of cryptsetup, and power cuts of every repair.
+//! a part: 300 random sequences, every noted verdict of cryptsetup, and power cuts of every repair and re-encryption.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,6 +13,14 @@ const SEQUENCES: &str = "300";
 
 /// Runs the tests, and fails if one does.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+    let status = cargo(root)
+        .args(["test", "--release", "--package", "inlock-open", "--lib", "reencryption::", "--", "--show-output"])
+        .env("INLOCK_HEADER_PROOF", "1")
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        return Ok(ExitCode::FAILURE);
+    }
     let status = cargo(root)
         .args(["test", "--package", "inlock-volume", "--test", "it", "--"])
         .args(["sequences::", "header_verdicts::", "edit_states::", "repair_states::", "--show-output"])

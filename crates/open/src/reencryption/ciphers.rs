@@ -18,7 +18,8 @@ struct SideCipher {
 impl SideCipher {
     fn new(side: &Side, key: Option<&VolumeKey>) -> Result<Self, CipherError> {
         // The keys were verified against the digests of the sides.
-        let make = |(spec, key): (_, &VolumeKey)| new_sector_cipher(spec, key.as_bytes(), side.unit, IvNumbering::Sectors);
+        let make =
+            |(spec, key): (_, &VolumeKey)| new_sector_cipher(spec, key.as_bytes(), side.unit, IvNumbering::Sectors);
         Ok(Self { side: side.clone(), cipher: side.cipher.as_ref().zip(key).map(make).transpose()? })
     }
 

@@ -58,6 +58,8 @@ pub struct Driver<'a> {
     limit: u64,
     /// The header is that of the finished volume.
     is_finished: bool,
+    /// Memory for a zone.
+    buffer: Vec<u8>,
 }
 
 /// What a recovery has found.
@@ -93,7 +95,8 @@ impl<'a> Driver<'a> {
             Protection::None | Protection::Journal => None,
         };
         let len = state.len(devices.data.geometry().len);
-        let mut driver = Self { devices, luks2, state, ciphers, checksums, len, limit: 0, is_finished: false };
+        let mut driver =
+            Self { devices, luks2, state, ciphers, checksums, len, limit: 0, is_finished: false, buffer: Vec::new() };
         let unit = driver.unit();
         if len == 0 || !len.is_multiple_of(unit) {
             let text = format!("The data have {len} bytes, which is no multiple of the sector size of {unit} bytes.");
@@ -179,11 +182,14 @@ impl<'a> Driver<'a> {
 
     fn write_zone(&mut self, zone: &Range<u64>) -> Result<()> {
         if self.is_in_place(zone) {
-            let mut data = zeroes(zone)?;
+            // Memory that is new takes a fault for each page.
+            let mut data = std::mem::take(&mut self.buffer);
+            resize(&mut data, zone)?;
             self.read_protected(zone, &mut data)?;
             self.devices.header.sync().with_context(cannot_write_area)?;
             self.commit(zone, PieceState::Hot)?;
-            self.write(zone, &mut data)?;
+            self.write(zone, &data)?;
+            self.buffer = data;
         } else {
             self.commit(zone, PieceState::Hot)?;
             self.move_zone(zone)?;
@@ -258,7 +264,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Writes the new data of a zone.
-    fn write(&self, zone: &Range<u64>, data: &mut [u8]) -> Result<()> {
+    fn write(&self, zone: &Range<u64>, data: &[u8]) -> Result<()> {
         let (place, chunk) = (self.state.new_place(zone.start), self.chunk());
         parallel::for_each(data.chunks(chunk).enumerate(), |(index, data)| {
             let offset = (index * chunk) as u64;
@@ -307,10 +313,13 @@ impl<'a> Driver<'a> {
             if zone.end - zone.start > self.room() {
                 return Err(cannot_recover("it is longer than what the keyslot area protects"));
             }
-            let mut data = zeroes(&zone)?;
+            let mut data = Vec::new();
+            resize(&mut data, &zone)?;
             match (&self.checksums, &self.state.keyslot.resilience.protection) {
                 (_, Protection::None) => {
-                    return Err(cannot_recover("the re-encryption had no resilience, and the data of the zone are lost"));
+                    return Err(cannot_recover(
+                        "the re-encryption had no resilience, and the data of the zone are lost",
+                    ));
                 }
                 (Some(checksums), _) => {
                     let verdict = self.recover_by_checksums(checksums, &zone, &mut data)?;
@@ -322,7 +331,7 @@ impl<'a> Driver<'a> {
                     self.ciphers.renew(zone.start, &mut data);
                 }
             }
-            self.write(&zone, &mut data)?;
+            self.write(&zone, &data)?;
         } else {
             self.move_zone(&zone)?;
         }
@@ -356,17 +365,16 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Returns memory for a zone.
-fn zeroes(zone: &Range<u64>) -> Result<Vec<u8>> {
+/// Gives memory the length of a zone.
+fn resize(data: &mut Vec<u8>, zone: &Range<u64>) -> Result<()> {
     let len = zone.end - zone.start;
     if len > MAX_ZONE {
         let text = format!("A zone of {len} bytes is longer than {MAX_ZONE} bytes, the most that are kept in memory.");
         return Err(Error::new(ErrorKind::Failed, text));
     }
-    let mut data = Vec::new();
-    data.try_reserve_exact(len as usize).context("cannot keep a zone in memory")?;
+    data.try_reserve_exact((len as usize).saturating_sub(data.len())).context("cannot keep a zone in memory")?;
     data.resize(len as usize, 0);
-    Ok(data)
+    Ok(())
 }
 
 fn cannot_recover(reason: &str) -> Error {

@@ -150,8 +150,9 @@ impl Offline {
 
     /// Returns the numbers of the keyslots of the volume key.
     pub fn keyslots(&self) -> Vec<u32> {
-        let holds_key =
-            |number: &u32| !matches!(self.header.volume.keyslot_status(*number), KeyslotStatus::Unbound | KeyslotStatus::Inactive);
+        let holds_key = |number: &u32| {
+            !matches!(self.header.volume.keyslot_status(*number), KeyslotStatus::Unbound | KeyslotStatus::Inactive)
+        };
         self.header.volume.active_keyslots().into_iter().filter(holds_key).collect()
     }
 
@@ -246,7 +247,8 @@ impl Offline {
 
     fn protection(&self, new: &NewParameters, unit: DataUnitSize, present: &Segment, shift: Option<u64>) -> Protection {
         let len = self.data.len - present.data_offset.to_bytes().unwrap_or(0).min(self.data.len);
-        let is_whole = len.is_multiple_of(CHECKSUM_BLOCK) && shift.is_none_or(|shift| shift.is_multiple_of(CHECKSUM_BLOCK));
+        let is_whole =
+            len.is_multiple_of(CHECKSUM_BLOCK) && shift.is_none_or(|shift| shift.is_multiple_of(CHECKSUM_BLOCK));
         let least = if is_whole { CHECKSUM_BLOCK as u32 } else { 512 };
         match &new.protection {
             ZoneProtection::None => Protection::None,

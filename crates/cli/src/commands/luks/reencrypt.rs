@@ -151,7 +151,12 @@ impl ReencryptArgs {
         let mut offline = match self.mode {
             ReencryptionMode::Encrypt if !self.is_resume_only && !self.has_header() => self.begin_encryption()?,
             ReencryptionMode::Decrypt if self.header_is_missing() => {
-                let at = HeaderOptions { header: None, policy: self.at.policy.clone(), image: self.at.image.clone(), ..self.at };
+                let at = HeaderOptions {
+                    header: None,
+                    policy: self.at.policy.clone(),
+                    image: self.at.image.clone(),
+                    ..self.at
+                };
                 self.begin_decryption(Offline::open(context(), &at)?)?
             }
             mode => {
