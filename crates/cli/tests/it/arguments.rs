@@ -157,7 +157,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["mount", "IMAGE", "/", "--foreground"], "--foreground is not allowed with mount"),
     (&["open", "IMAGE", "--test-passphrase", "-M", "plain", "--test-args"], "is allowed only for LUKS volumes."),
     (&["benchmark", "--key-size", "31"], "Key size must be a multiple of 8 bits."),
-    (&["reencrypt", "IMAGE"], "Action reencrypt is not available in this version."),
+    (&["tcryptDump", "IMAGE"], "Action tcryptDump is not available in this version."),
     (&["refresh", "name", "--label", "x"], "Option --label is not allowed with refresh action"),
     (
         &["open", "--refresh", "IMAGE", "name", "--test-passphrase"],

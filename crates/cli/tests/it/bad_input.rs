@@ -113,28 +113,6 @@ fn damaged_or_truncated_image_is_1_with_reason() {
 }
 
 #[test]
-fn volume_in_reencryption_is_dumped_but_not_opened() {
-    if !have("cryptsetup") {
-        return;
-    }
-    let dir = Dir::new();
-    let image = dir.luks2("image");
-    let mut change = Command::new("cryptsetup");
-    change.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").args(["reencrypt", "--init-only", "-q", &image]).args(FAST);
-    let changed = run(change.arg("--force-offline-reencrypt"), b"secret");
-    if changed.code != 0 {
-        println!("SKIPPED: this cryptsetup cannot begin a re-encryption here: {}", changed.err);
-        return;
-    }
-    let words =
-        ["'online-reencrypt-v2' is not supported", "hint: finish or undo the operation in the header with cryptsetup"];
-    call_with(b"secret", ["serve", &image, "--run", "true"]).fails(1, &words);
-    call_with(b"secret", ["export", &image, &dir.name("out")]).fails(1, &words);
-    call(["isLuks", &image]).works();
-    assert!(call(["luksDump", &image]).works().text().contains("online-reencrypt"));
-}
-
-#[test]
 fn too_small_image_has_hint_with_size() {
     let dir = Dir::new();
     for (mib, type_) in [(0, "luks2"), (1, "luks2"), (16, "luks2"), (1, "luks1"), (2, "luks1")] {

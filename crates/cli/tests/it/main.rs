@@ -36,6 +36,7 @@ mod outputs;
 mod passphrases;
 mod prompt;
 mod read_only;
+mod reencrypt;
 mod recovery;
 mod refresh;
 mod remote;
