@@ -239,16 +239,16 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
     }
     if let Some(error) = cause.downcast_ref::<UnlockError>() {
         return match error {
-            UnlockError::Requirement(name) if name.to_string().contains("online-reencrypt") => {
-                Some("finish the re-encryption first: inlock reencrypt --resume-only DEVICE")
-            }
-            UnlockError::Requirement(_) => Some("finish or undo the operation in the header with cryptsetup"),
+            UnlockError::Requirement(name) => Some(hint_of_requirement(name.as_str())),
             UnlockError::TooCostlyTogether(_) => Some("use --key-slot to try a single keyslot"),
             UnlockError::UnsupportedCipher { .. }
             | UnlockError::UnsupportedHash { .. }
             | UnlockError::UnsupportedType { .. } => Some("try cryptsetup or a newer version of Inlock"),
             _ => None,
         };
+    }
+    if let Some(EditError::Requirement(name)) = cause.downcast_ref() {
+        return Some(hint_of_requirement(name.as_str()));
     }
     if is_requested_cost(cause) {
         return Some("use a lower cost");
@@ -261,6 +261,15 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
             Some("free some memory or raise the cgroup's limit, or create a keyslot with less --pbkdf-memory")
         }
         _ => None,
+    }
+}
+
+/// Returns the hint for a header with a requirement that is not met.
+pub(crate) fn hint_of_requirement(name: &str) -> &'static str {
+    if name.starts_with("online-reencrypt") {
+        "finish the re-encryption first: inlock reencrypt --resume-only DEVICE"
+    } else {
+        "finish or undo the operation in the header with cryptsetup"
     }
 }
 

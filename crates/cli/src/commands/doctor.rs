@@ -9,6 +9,7 @@ use inlock_volume::{KeyslotReport, KeyslotState, LoadError, LoadWarning, Repair,
 use serde::Serialize;
 
 use crate::args::action::{Action, IMAGE, Prepared};
+use crate::error::hint_of_requirement;
 use crate::host::context;
 use crate::ui::print::print;
 use crate::ui::progress::{Progress, Show};
@@ -295,11 +296,8 @@ impl Advices {
     fn on_problems(&mut self, header: &HeaderReport, restore: &str) {
         for problem in &header.problems {
             match problem {
-                Problem::Refused(UnlockError::Requirement(name)) if name.to_string().contains("online-reencrypt") => {
-                    self.add("The volume is being re-encrypted. Go on: inlock reencrypt --resume-only.", None);
-                }
-                Problem::Refused(UnlockError::Requirement(_)) => {
-                    self.add("Finish or undo the operation in the header with cryptsetup.", None);
+                Problem::Refused(UnlockError::Requirement(name)) => {
+                    self.add(format!("To open the volume, {}.", hint_of_requirement(name.as_str())), None);
                 }
                 Problem::NoPayload(_) if header.volume.data_offset() == 0 => {
                     self.add("This is a detached header: name the device with the data as well.", None);

@@ -68,18 +68,24 @@ fn passphrases_and_tokens_of_keyslots_are_kept() {
     let (dir, input) = (Dir::new(), noise(LEN));
     let image = volume(&dir, &input, &[]);
     let (other, key) = (dir.file("other", b"other"), dir.file("key", b"secret"));
-    call(["luksAddKey", "-q", "--key-file", &key, "-S", "3", &image, &other].iter().chain(&FAST)).works();
+    call(["luksAddKey", "-q", "--key-file", &key, "--new-key-slot", "3", &image, &other].iter().chain(&FAST)).works();
     let token = dir.file("token", br#"{"type":"mine","keyslots":["3"]}"#);
     call(["token", "import", &image, "--json-file", &token]).works();
     call(["config", "-S", "3", "--priority", "prefer", &image]).works();
+    let third = dir.file("third", b"third");
+    call(["luksAddKey", "-q", "--key-file", &key, "--new-key-slot", "5", &image, &third].iter().chain(&FAST)).works();
+    call(["config", "-S", "5", "--priority", "ignore", &image]).works();
     let named = call(["reencrypt", "-q", "--key-file", &key, &image]);
     named.fails(1, &["only with --key-slot or with exactly one key slot active.", "hint: "]);
     let wrong = call_with(b"secret\nsecret\n", ["reencrypt", "-q", &image].iter().chain(&FAST));
     wrong.fails(2, &["No key available with this passphrase."]);
-    call_with(b"secret\nother\n", ["reencrypt", "-q", &image].iter().chain(&FAST)).works();
+    call_with(b"secret\nother\nthird", ["reencrypt", "-q", &image].iter().chain(&FAST)).works();
     assert!(content(&image, &["--key-file", &other]) == input && content(&image, &["--key-file", &key]) == input);
     let kept = dump(&image, &["luks2", "Priority", "Keyslot:"]);
-    assert_eq!(kept, "1: luks2 Priority:   normal 2: luks2 Priority:   preferred Keyslot:    2");
+    assert_eq!(
+        kept,
+        "1: luks2 Priority:   normal 2: luks2 Priority:   preferred 4: luks2 Priority:   ignored Keyslot:    2"
+    );
     // Keyslots that are not named go.
     call_with(b"other", ["reencrypt", "-q", "-S", "2", &image].iter().chain(&FAST)).works();
     call_with(b"secret", ["open", "--test-passphrase", &image]).fails(2, &[]);
@@ -128,7 +134,10 @@ const GO_ON: &[&[&[&str]]] = &[
     &[&["inlock", "reencrypt", "-q", "--resume-only"]],
     &[&["inlock", "repair", "-q"], &["inlock", "reencrypt", "-q", "--resume-only", "--resilience", "journal"]],
     &[&["inlock", "serve", "--run", "true"], &["inlock", "reencrypt", "-q"]],
-    &[&["cryptsetup", "repair", "-q"], &["cryptsetup", "reencrypt", "-q", "--resume-only", "--force-offline-reencrypt"]],
+    &[
+        &["cryptsetup", "repair", "-q"],
+        &["cryptsetup", "reencrypt", "-q", "--resume-only", "--force-offline-reencrypt"],
+    ],
     &[&["cryptsetup", "repair", "-q"], &["inlock", "reencrypt", "-q", "--resume-only"]],
 ];
 
@@ -174,7 +183,8 @@ fn signal_stops_after_a_zone_and_the_volume_stays_usable() {
     let part = dir.file("part", &changed);
     call_with(b"secret", ["import", "-q", &part, &image, "--range", &format!("{half}:4096")]).works();
     reencrypt(&image, &["--init-only"]).fails(1, &["LUKS2 reencryption already initialized. Aborting operation."]);
-    call_with(b"secret", ["luksAddKey", "-q", &image, &part]).fails(1, &["reencrypt", "hint: "]);
+    call_with(b"secret", ["luksAddKey", "-q", &image, &part])
+        .fails(1, &["unmet LUKS2 requirement", "inlock reencrypt --resume-only"]);
     reencrypt(&image, &["--resume-only"]).works();
     let mut all = input;
     all[half as usize..][..4096].copy_from_slice(&changed);
@@ -189,7 +199,11 @@ fn what_cannot_be_re_encrypted_is_refused_and_not_changed() {
     let luks1 = dir.luks1("luks1");
     let plain = dir.file("plain", &noise(LEN));
     for (image, words, text) in [
-        (&image, &["--sector-size", "4096"][..], "Encryption sector size increase is not supported for offline device."),
+        (
+            &image,
+            &["--sector-size", "4096"][..],
+            "Encryption sector size increase is not supported for offline device.",
+        ),
         (&image, &["--sector-size", "1000"], "Unsupported encryption sector size."),
         (&image, &["--keep-key"], "No data segment parameters changed. Reencryption aborted."),
         (&image, &["--encrypt", "--decrypt"], "Options --encrypt and --decrypt cannot be combined."),

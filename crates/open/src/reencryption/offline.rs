@@ -150,10 +150,9 @@ impl Offline {
 
     /// Returns the numbers of the keyslots of the volume key.
     pub fn keyslots(&self) -> Vec<u32> {
-        let holds_key = |number: &u32| {
-            !matches!(self.header.volume.keyslot_status(*number), KeyslotStatus::Unbound | KeyslotStatus::Inactive)
-        };
-        self.header.volume.active_keyslots().into_iter().filter(holds_key).collect()
+        let status = |number| self.header.volume.keyslot_status(number);
+        let numbers = (0..).take_while(|number| status(*number) != KeyslotStatus::Invalid);
+        numbers.filter(|number| matches!(status(*number), KeyslotStatus::Active | KeyslotStatus::ActiveLast)).collect()
     }
 
     /// Asks for passphrases until one unlocks a re-encryption that has begun.

@@ -217,12 +217,6 @@ fn copy(store: &dyn BackingStore, from: u64, to: u64, len: u64) -> Result<()> {
 }
 
 impl Offline {
-    /// Whether its data, which are encrypted, begin behind the room of a header. They move to the start of the device
-    /// when they are decrypted.
-    pub fn is_behind_header(&self) -> bool {
-        self.header.volume.data_offset() > 0
-    }
-
     /// Moves the header, which is at the start of the device, to a new file. The device is decrypted with it.
     ///
     /// # Errors

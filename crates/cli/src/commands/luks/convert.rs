@@ -6,7 +6,7 @@ use inlock_volume::{Conversion, ConvertError, HeaderBackup};
 
 use crate::args::action::{Action, IMAGE, Prepared, WHOLE_HEADER};
 use crate::args::source::volume_type_of;
-use crate::error::CliError;
+use crate::error::{CliError, hint_of_requirement};
 use crate::host::context;
 use crate::ui::print::warn;
 use crate::ui::terminal::confirm_change;
@@ -96,11 +96,8 @@ fn cannot_convert(path: &Path, version: u32, error: ConvertError) -> anyhow::Err
             let message = format!("Device is already LUKS{version} type.");
             return CliError::refused(message, "nothing was changed");
         }
-        ConvertError::Requirement(_) => {
-            return CliError::refused(
-                "Unmet LUKS2 requirements detected.",
-                "finish or undo the operation in the header with cryptsetup",
-            );
+        ConvertError::Requirement(name) => {
+            return CliError::refused("Unmet LUKS2 requirements detected.", hint_of_requirement(name.as_str()));
         }
         ConvertError::Keyslot { .. } => "inlock luksConvertKey --pbkdf pbkdf2 may make it compatible",
         ConvertError::KeyslotNumber(_) => "remove the keyslot, or give its passphrase to one of keyslots 0 to 7",

@@ -217,7 +217,9 @@ impl Luks2 {
         requirements.insert("mandatory".into(), json!([requirement(&start.keyslot)]));
         let metadata = self.metadata_of(&draft.map)?;
         let begun = Reencryption::begun(&metadata)?;
-        let end = start.data_len.or(begun.old.size);
+        // Where the moved segment is all there is, no segment follows it.
+        let is_all_moved = begun.moved_len().is_some_and(|moved| begun.len(start.device_len) <= moved);
+        let end = start.data_len.or(begun.old.size).or(begun.moved_len().filter(|_| is_all_moved));
         segments::replace(&mut draft.map, &begun, &Pieces::whole(PieceState::Old, end));
         let state = Reencryption::of(&self.metadata_of(&draft.map)?)?;
         let sequence = digest::sequence(&state, start.keys.old.as_ref(), start.keys.new.as_ref())?;
