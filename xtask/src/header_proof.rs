@@ -1,6 +1,6 @@
 //! `cargo xtask header-proof`: the tests of changed and broken headers with all their cases, of which `./test.sh` runs
-//! a part: 300 random sequences, 300 re-encryptions in turns with cryptsetup, every noted verdict of cryptsetup, and power
-//! cuts of every repair and re-encryption.
+//! a part: 300 random sequences, 300 re-encryptions in turns with cryptsetup, every noted verdict of cryptsetup, and
+//! power cuts of every repair and re-encryption.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};

@@ -4,7 +4,10 @@ use crate::error::{Error, ErrorKind, Result, TokenHint, cannot_load, cannot_unlo
 use crate::host::{Context, Level};
 use std::path::Path;
 
-use inlock_volume::{HeaderDevice, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
+use inlock_volume::{
+    DataDeviceError, HeaderDevice, HeaderLocation, HeaderPolicy, LoadError, UnlockError, UnlockOptions, Unlocked,
+    Volume, VolumeKey,
+};
 
 use super::backing;
 use super::device::{Device, OpenMode};
@@ -224,4 +227,25 @@ pub(crate) fn detached_header(args: &OpenOptions, data: &Device) -> Result<Optio
     let device = Device::open(data.context(), header, OpenMode::Read)?;
     let is_data = device.identity() == data.identity() || backing::distance(&device.path, &data.path) == Some(0);
     Ok((!is_data).then_some(device))
+}
+
+/// Checks that the payload fits the data device, and that the header is not in it.
+pub(crate) fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Result<()> {
+    let (volume, path) = (&header.volume, header.path());
+    let is_detached = location == HeaderLocation::Detached;
+    if is_detached && backing::has_header_in_payload(&data.path, volume.data_offset(), path, volume.header_len()) {
+        return Err(Error::new(
+            ErrorKind::HeaderInPayload,
+            format!("The header on {} lies in the payload of device {}.", path.display(), data.path.display()),
+        ));
+    }
+    volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))
+}
+
+fn unfit(error: DataDeviceError, path: &Path) -> Error {
+    let kind = match error {
+        DataDeviceError::Detached => ErrorKind::NoPayload,
+        _ => ErrorKind::PayloadMisfit,
+    };
+    Error::unusable(kind, path, error)
 }

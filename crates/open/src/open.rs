@@ -10,13 +10,13 @@ use inlock_cipher::scrub_stack;
 use inlock_volume::luks2::reencryption::PieceState;
 use inlock_volume::plain::{Plain, PlainError};
 use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine, VerityTable};
-use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
+use inlock_volume::{DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
 use super::contents::{Authenticated, Contents, Encrypted, Lines, Raw};
 use super::device::{self, Device, OpenMode};
 use super::freshness::FreshnessCheck;
-use super::header::{Header, detached_header};
+use super::header::{Header, check_place, detached_header};
 use super::holes;
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
@@ -189,19 +189,6 @@ fn check_no_journal(args: &OpenOptions, data: &Device) -> Result<()> {
         )),
     }
     Ok(())
-}
-
-/// Checks that the payload fits the data device, and that the header is not in it.
-pub(crate) fn check_place(header: &Header, location: HeaderLocation, data: &Device) -> Result<()> {
-    let (volume, path) = (&header.volume, header.path());
-    let is_detached = location == HeaderLocation::Detached;
-    if is_detached && backing::has_header_in_payload(&data.path, volume.data_offset(), path, volume.header_len()) {
-        return Err(Error::new(
-            ErrorKind::HeaderInPayload,
-            format!("The header on {} lies in the payload of device {}.", path.display(), data.path.display()),
-        ));
-    }
-    volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))
 }
 
 /// Unlocks a LUKS volume.
@@ -527,12 +514,4 @@ fn open_end(segment: &Segment, len: u64) -> Option<u64> {
 
 fn unfit_plain(error: PlainError, path: &Path) -> Error {
     Error::unusable(ErrorKind::PlainMisfit, path, error)
-}
-
-fn unfit(error: DataDeviceError, path: &Path) -> Error {
-    let kind = match error {
-        DataDeviceError::Detached => ErrorKind::NoPayload,
-        _ => ErrorKind::PayloadMisfit,
-    };
-    Error::unusable(kind, path, error)
 }

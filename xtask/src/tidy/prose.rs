@@ -63,9 +63,10 @@ static TEXT: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         rule(r"(?i)\b(device|disk|store|file) below\b|past the .{0,10}cache", "underlying device, direct I/O"),
         rule(r"(?i)\b(granule|gulp|ticket|seat|keeper|carrier|twin|passage|stretch)", "the term of the field"),
         rule(r"(?i)\b(the|a|its|whole) cover\b|cover_len", "aligned range"),
-        // Except in cryptsetup's sentences "Enter new passphrase for key slot: " and "All key slots full."
+        // Except in cryptsetup's sentences "Enter new passphrase for key slot: ", "Enter passphrase for key slot 1: ",
+        // "exactly one key slot active" and "All key slots full."
         rule(
-            r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slot([^s:]|$)|\bkey slots( [^f]|[^ ]|$)",
+            r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slot([^s: ]| [^a\\{]|$)|\bkey slots( [^f]|[^ ]|$)",
             "directory, CPU, keyslot",
         ),
         rule(r"(?i)\bfront ends?\b|\b(hung|hangs?|hanging) up\b", "frontend, disconnect"),

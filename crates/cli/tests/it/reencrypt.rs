@@ -193,7 +193,7 @@ fn signal_stops_after_a_zone_and_the_volume_stays_usable() {
 }
 
 #[test]
-fn what_cannot_be_re_encrypted_is_refused_and_not_changed() {
+fn impossible_re_encryption_is_refused_and_writes_nothing() {
     let dir = Dir::new();
     let image = volume(&dir, &noise(LEN), &["--sector-size", "512"]);
     let luks1 = dir.luks1("luks1");

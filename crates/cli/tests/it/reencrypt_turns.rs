@@ -56,7 +56,7 @@ struct Turns {
     image: String,
     /// The file of a detached header.
     header: String,
-    /// What began it.
+    /// Options that began it.
     options: Vec<&'static str>,
     content: Vec<u8>,
     log: Vec<String>,

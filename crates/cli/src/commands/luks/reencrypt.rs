@@ -150,7 +150,7 @@ impl ReencryptArgs {
     fn run(&self) -> anyhow::Result<()> {
         let mut offline = match self.mode {
             ReencryptionMode::Encrypt if !self.is_resume_only && !self.has_header() => self.begin_encryption()?,
-            ReencryptionMode::Decrypt if self.header_is_missing() => {
+            ReencryptionMode::Decrypt if self.is_header_missing() => {
                 let at = HeaderOptions {
                     header: None,
                     policy: self.at.policy.clone(),
@@ -180,7 +180,7 @@ impl ReencryptArgs {
     }
 
     /// Whether `--header` names a file that does not exist.
-    fn header_is_missing(&self) -> bool {
+    fn is_header_missing(&self) -> bool {
         self.at.header.as_ref().is_some_and(|header| !header.exists())
     }
 
@@ -302,7 +302,7 @@ impl ReencryptArgs {
             Ok(offline.header().open_bound_keyslot(&self.key, ask)?)
         };
         let (mut offline, opened) = match &self.at.header {
-            Some(file) if self.header_is_missing() => {
+            Some(file) if self.is_header_missing() => {
                 if terminal::stdin_is_terminal() && !self.batch {
                     let text = format!(
                         "Header file {} does not exist. Do you want to initialize LUKS2 decryption of device {} and \
