@@ -62,3 +62,6 @@ impl Boundary {
         self.position.store(position, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,6 +126,12 @@ impl UnitLocks {
         self.table().room
     }
 
+    /// Returns the number of locks that are waited for.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.table().claims.iter().filter(|claim| claim.waiter.is_some()).count()
+    }
+
     /// Acquires the shared lock of every unit, for a request that this thread completes without waiting for anything:
     /// one atomic operation, where the table takes two mutex locks. `None`: exclusive claims exist; acquire the lock of
     /// the needed units instead.
