@@ -121,9 +121,10 @@ impl BlockingDevice {
         let target = &*self.device().enter()?;
         self.permit(target, Operation::Read, offset, into.len() as u64)?;
         while into.len() > 0 {
-            let mapped = locate(target, offset, into.len())?;
+            let mut mapped = locate(target, offset, into.len())?;
             let mut account = self.account(Operation::Read, mapped.len as u64);
-            let result = self.read_extent(target, &mapped, into.first(mapped.len), &mut account);
+            let first = into.first(mapped.len);
+            let result = self.read_extent(target, &mut mapped, first, &mut account);
             account.end(result)?;
             into.advance(mapped.len);
             offset += mapped.len as u64;
@@ -213,27 +214,53 @@ impl BlockingDevice {
         let mut done = 0;
         while done < len {
             let (range, place) = target.discardable(offset + done, len - done)?;
-            done += place.len;
             match place.kind {
                 TargetType::Crypt | TargetType::Linear if device.is_sequential(&place)? => {
                     return Err(RequestError::Unsupported);
                 }
                 TargetType::Crypt | TargetType::Linear if !range.is_empty() => {
-                    let lock = target.discard_lock(&range, &place);
-                    let _lock = lock.map(|range| Locked::new(device, &range, Purpose::Write));
+                    let piece = target.discard_lock(&range, &place);
+                    let _lock = piece.map(|piece| Locked::new(device, &piece, Purpose::Write));
+                    if piece.is_some_and(|piece| !target.is_current(&piece)) {
+                        continue;
+                    }
                     device.stores()[place.store as usize].discard(range.start, range.end - range.start)?;
                 }
                 TargetType::Crypt | TargetType::Linear | TargetType::Zero => {}
                 TargetType::Error => return Err(RequestError::Io(Errno::IO)),
             }
+            done += place.len;
         }
         Ok(())
     }
 
+    /// Locks a range if it has to be. Maps it again, perhaps only its first bytes, if the boundary of a re-encryption
+    /// has passed it meanwhile.
+    fn lock(
+        &self,
+        target: &CryptMapping,
+        mapped: &mut MappedRange,
+        purpose: Purpose,
+        account: &mut Account<'_>,
+    ) -> Result<Option<Locked<'_>>, RequestError> {
+        let lock = loop {
+            let lock = target.needs_lock(mapped).then(|| Locked::new(self.device(), mapped, purpose));
+            if target.is_current(mapped) {
+                break lock;
+            }
+            drop(lock);
+            *mapped = locate(target, mapped.offset, mapped.len)?;
+            account.set_len(mapped.len as u64);
+        };
+        account.lap(Phase::Queue);
+        Ok(lock)
+    }
+
+    /// Reads the first bytes of a range into those of `into`, and sets `mapped` to the bytes read.
     fn read_extent(
         &self,
         target: &CryptMapping,
-        mapped: &MappedRange,
+        mapped: &mut MappedRange,
         mut into: DestinationPieces<'_, '_>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
@@ -245,8 +272,8 @@ impl BlockingDevice {
             }
             TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Read));
-        account.lap(Phase::Queue);
+        let _lock = self.lock(target, mapped, Purpose::Read, account)?;
+        into = into.limited(mapped.len);
         // The caller's memory may be unaligned; the scratch buffer has the alignment that every store accepts.
         let alignment = self.device().stores()[mapped.store as usize].profile().memory_alignment;
         if !mapped.is_partial()
@@ -288,21 +315,22 @@ impl BlockingDevice {
         let mut done = 0;
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
-            let mapped = locate(target, offset + done, rest)?;
-            let plain = from.as_mut().map(|from| from.split_off(mapped.len));
+            let mut mapped = locate(target, offset + done, rest)?;
             let mut account = self.account(operation, mapped.len as u64);
-            let result = self.write_extent(target, &mapped, plain, &mut account);
+            let result = self.write_extent(target, &mut mapped, from, &mut account);
             account.end(result)?;
+            from.iter_mut().for_each(|from| from.advance(mapped.len));
             done += mapped.len as u64;
         }
         Ok(())
     }
 
+    /// Writes the first bytes of `from`, or zeroes, to those of a range, and sets `mapped` to the bytes written.
     fn write_extent(
         &self,
         target: &CryptMapping,
-        mapped: &MappedRange,
-        plain: Option<SourcePieces<'_>>,
+        mapped: &mut MappedRange,
+        from: Option<SourcePieces<'_>>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         match mapped.kind {
@@ -310,11 +338,11 @@ impl BlockingDevice {
             TargetType::Zero => return Ok(()),
             TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        if self.write_in_zone(target, mapped, plain, account)? {
+        if self.write_in_zone(target, mapped, from.map(|from| from.first(mapped.len)), account)? {
             return Ok(());
         }
-        let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Write));
-        account.lap(Phase::Queue);
+        let _lock = self.lock(target, mapped, Purpose::Write, account)?;
+        let plain = from.map(|from| from.first(mapped.len));
         let Scratch { mut buffer, mut spare } = self.take_scratch();
         let whole = plain.filter(|_| !mapped.is_partial());
         if whole.is_none() {

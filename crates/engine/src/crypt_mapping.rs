@@ -4,6 +4,7 @@
 //! as zeroes, or fails. Workers share one crypt mapping, which is immutable. Every buffer passed in holds an *aligned
 //! range*, the whole data units that the requested bytes touch, so that one cipher call handles all units of a request.
 
+use crate::boundary::{Boundary, MoveDirection, NEW, OLD};
 use crate::buffer::Buffer;
 use crate::cipher_engine::{EngineKeys, EngineSlot};
 use crate::ciphertext::Ciphertext;
@@ -12,8 +13,8 @@ use crate::mapping::{Crypt, MappedTarget, Mapping};
 use crate::pieces::{DestinationPieces, SourcePieces};
 use crate::store::BackingStore;
 use inlock_cipher::{
-    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, ScatterList, SectorCipher, Segment, TargetType, VolumeKey,
-    new_sector_cipher, scrub_stack,
+    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, ScatterList, Sector, SectorCipher, Segment, TargetType,
+    VolumeKey, new_sector_cipher, scrub_stack,
 };
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -60,6 +61,22 @@ pub struct Target<'a> {
     pub content: Content<'a>,
     /// Index of the device's store; ignored if nothing is stored.
     pub store: usize,
+}
+
+/// Both sides of a device that is re-encrypted while it is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Sides<'a> {
+    /// How bytes are stored that are not re-encrypted yet. Start and length of its segment are ignored: a side is
+    /// described over the whole device.
+    pub old: Target<'a>,
+    /// How bytes are stored that are re-encrypted.
+    pub new: Target<'a>,
+    /// Direction of the re-encryption.
+    pub direction: MoveDirection,
+    /// Boundary between new and old bytes, in bytes of the device.
+    pub boundary: u64,
+    /// Length of the device in bytes.
+    pub len: u64,
 }
 
 /// Reason why a table is not valid.
@@ -145,6 +162,28 @@ pub enum TargetError {
     /// Holes are to read as zeroes, but those of the store need not.
     #[error("segment {0} lies on a store whose holes need not read as zeroes")]
     Holes(usize),
+    /// A side of a device that is re-encrypted stores nothing.
+    #[error("side {0} of a re-encryption stores nothing")]
+    NotStored(usize),
+    /// The boundary of a device that is re-encrypted is beyond its end, or within a data unit.
+    #[error("the boundary at byte {boundary} of {len} is not one of data units of {unit} bytes")]
+    Boundary {
+        /// The boundary in bytes of the device.
+        boundary: u64,
+        /// Length of the device in bytes.
+        len: u64,
+        /// Bytes in a data unit.
+        unit: usize,
+    },
+    /// A device on a zoned store, where a write cannot change what is stored, is to be re-encrypted while it is used.
+    #[error("a device on a zoned store cannot be re-encrypted while it is used")]
+    MovingZones,
+    /// A device whose holes read as zeroes is to be re-encrypted while it is used, which would fill them.
+    #[error("a device whose holes read as zeroes cannot be re-encrypted while it is used")]
+    MovingHoles,
+    /// The length of a device that is re-encrypted would change.
+    #[error("a device keeps its length while it is re-encrypted")]
+    MovingLen,
     /// The number of keys differs from that of the table.
     #[error("{given} keys for a table of {expected}")]
     KeyCount {
@@ -183,12 +222,10 @@ impl CryptMapping {
     ///
     /// As [`CryptMapping::new`], and for a target on a store that does not exist.
     pub fn stacked(lines: &[Target<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
-        let mut parts = Vec::with_capacity(lines.len());
-        let mut ciphers = Vec::with_capacity(lines.len());
-        let mut keys: Vec<&VolumeKey> = Vec::new();
+        let mut table = Table::default();
         let mut next = 0;
         for (index, line) in lines.iter().enumerate() {
-            let mut part = map_target(index, line, store_lens)?;
+            let part = map_target(index, line, store_lens)?;
             if part.start != next {
                 return Err(TargetError::Gap(index));
             }
@@ -196,29 +233,46 @@ impl CryptMapping {
                 return Err(TargetError::OpenEnd(index));
             }
             next = part.start.checked_add(part.len).ok_or(TargetError::Overflow(index))?;
-            ciphers.push(match line.content {
-                Content::Crypt(key) => {
-                    let spec = line.segment.cipher.as_ref().ok_or(TargetError::NoCipher(index))?;
-                    let number = keys.iter().position(|k| std::ptr::eq(*k, key)).unwrap_or_else(|| {
-                        keys.push(key);
-                        keys.len() - 1
-                    });
-                    part.crypt = Some(Crypt { spec: *spec, key_len: key.len(), key: number });
-                    Some(new_sector_cipher(spec, key.as_bytes(), part.unit, part.large_iv.into())?)
-                }
-                _ => None,
-            });
-            if !part.len.is_multiple_of(part.unit_len() as u64) {
-                return Err(TargetError::UnitLength { len: part.len, unit: part.unit_len() });
-            }
-            parts.push(part);
+            table.add(index, line, part)?;
         }
-        if parts.is_empty() {
+        if lines.is_empty() {
             return Err(TargetError::Gap(0));
         }
-        let mapping = Arc::new(Mapping { targets: parts, len: next, generation: 0 });
-        scrub_stack::<TURN_STACK>();
-        Ok(Self { mapping, ciphers, costs: OnceLock::new(), engine: None })
+        Ok(table.mapped(next, None))
+    }
+
+    /// Creates the crypt mapping of a device that is re-encrypted while it is used, on stores of these lengths in bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`CryptMapping::stacked`] for each side over the whole device; [`TargetError::NotStored`] for a side that is
+    /// neither encrypted nor linear, and [`TargetError::Boundary`] for a boundary that is not one of both sides' data
+    /// units.
+    pub fn moving(sides: &Sides<'_>, store_lens: &[u64]) -> Result<Self, TargetError> {
+        let Sides { direction, boundary, len, .. } = *sides;
+        if !len.is_multiple_of(SECTOR_SIZE) {
+            return Err(TargetError::UnitLength { len, unit: SECTOR_SIZE as usize });
+        }
+        let whole = |side: &Target<'_>| {
+            let mut segment = *side.segment;
+            (segment.start, segment.sectors) = (Sector(0), Some(len / SECTOR_SIZE));
+            segment
+        };
+        let segments = [whole(&sides.old), whole(&sides.new)];
+        let mut table = Table::default();
+        for (index, side) in [(OLD, &sides.old), (NEW, &sides.new)] {
+            let line = Target { segment: &segments[index], ..*side };
+            let part = map_target(index, &line, store_lens)?;
+            let unit = part.unit_len();
+            if !part.kind.is_stored() {
+                return Err(TargetError::NotStored(index));
+            }
+            if boundary > len || !boundary.is_multiple_of(unit as u64) {
+                return Err(TargetError::Boundary { boundary, len, unit });
+            }
+            table.add(index, &line, part)?;
+        }
+        Ok(table.mapped(len, Some(Arc::new(Boundary::new(direction, boundary)))))
     }
 
     /// Creates a mapping that stores everything unencrypted (`--type raw`).
@@ -236,7 +290,7 @@ impl CryptMapping {
             hole_len: 0,
             crypt: None,
         };
-        let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0 });
+        let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0, boundary: None });
         Self { mapping, ciphers: vec![None], costs: OnceLock::new(), engine: None }
     }
 
@@ -275,6 +329,7 @@ impl CryptMapping {
     }
 
     /// Returns `mapping` with a last segment without an end extended to the new end of its store, in whole data units.
+    /// The sides of a device that is re-encrypted have an end.
     pub(crate) fn grown(mapping: &Mapping, store_lens: &[u64]) -> Mapping {
         let mut grown = mapping.clone();
         if let Some(last) = grown.targets.last_mut().filter(|part| part.open_end)
@@ -291,9 +346,12 @@ impl CryptMapping {
     ///
     /// # Errors
     ///
-    /// [`TargetError`] if that segment would be empty or end within a data unit. Whether it fits its store is not
-    /// checked.
+    /// [`TargetError`] if that segment would be empty or end within a data unit, or if the device is re-encrypted.
+    /// Whether the segment fits its store is not checked.
     pub(crate) fn resized(mapping: &Mapping, len: u64) -> Result<Mapping, TargetError> {
+        if mapping.boundary.is_some() {
+            return Err(TargetError::MovingLen);
+        }
         let mut resized = mapping.clone();
         let Some(last) = resized.targets.last_mut() else { return Err(TargetError::Gap(0)) };
         last.len = len.saturating_sub(last.start);
@@ -314,9 +372,12 @@ impl CryptMapping {
     }
 
     /// Replaces the mapping by one with holes that read as zeroes.
-    pub(crate) fn with_zero_holes(mut self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, TargetError> {
-        self.mapping = Arc::new(self.mapping.with_zero_holes(stores).map_err(TargetError::Holes)?);
-        Ok(self)
+    pub(crate) fn with_zero_holes(self, stores: &[Arc<dyn BackingStore>]) -> Result<Self, TargetError> {
+        if self.mapping.boundary.is_some() {
+            return Err(TargetError::MovingHoles);
+        }
+        let mapping = self.mapping.with_zero_holes(stores).map_err(TargetError::Holes)?;
+        Ok(self.with_lengths(mapping))
     }
 
     /// Sets the generation.
@@ -457,6 +518,44 @@ fn picoseconds_per_byte(cipher: &dyn SectorCipher) -> u64 {
     };
     let best = (0..3).map(|_| once()).min().unwrap_or_default();
     best.as_nanos() as u64 * 1000 / LEN as u64
+}
+
+/// The targets of a table and their ciphers, in the making.
+#[derive(Default)]
+struct Table<'a> {
+    targets: Vec<MappedTarget>,
+    ciphers: Vec<Option<Box<dyn SectorCipher>>>,
+    /// The keys in the order of first use.
+    keys: Vec<&'a VolumeKey>,
+}
+
+impl<'a> Table<'a> {
+    fn add(&mut self, index: usize, line: &Target<'a>, mut part: MappedTarget) -> Result<(), TargetError> {
+        let Self { targets, ciphers, keys } = self;
+        ciphers.push(match line.content {
+            Content::Crypt(key) => {
+                let spec = line.segment.cipher.as_ref().ok_or(TargetError::NoCipher(index))?;
+                let number = keys.iter().position(|k| std::ptr::eq(*k, key)).unwrap_or_else(|| {
+                    keys.push(key);
+                    keys.len() - 1
+                });
+                part.crypt = Some(Crypt { spec: *spec, key_len: key.len(), key: number });
+                Some(new_sector_cipher(spec, key.as_bytes(), part.unit, part.large_iv.into())?)
+            }
+            _ => None,
+        });
+        if !part.len.is_multiple_of(part.unit_len() as u64) {
+            return Err(TargetError::UnitLength { len: part.len, unit: part.unit_len() });
+        }
+        targets.push(part);
+        Ok(())
+    }
+
+    fn mapped(self, len: u64, boundary: Option<Arc<Boundary>>) -> CryptMapping {
+        let mapping = Arc::new(Mapping { targets: self.targets, len, generation: 0, boundary });
+        scrub_stack::<TURN_STACK>();
+        CryptMapping { mapping, ciphers: self.ciphers, costs: OnceLock::new(), engine: None }
+    }
 }
 
 fn map_target(index: usize, line: &Target<'_>, store_lens: &[u64]) -> Result<MappedTarget, TargetError> {

@@ -20,6 +20,10 @@ use inlock_cipher::{DataUnitSize, Segment, TargetType, VolumeKey};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+mod zone_lock;
+
+pub use zone_lock::ZoneLock;
+
 /// Operations that a device permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
@@ -367,6 +371,29 @@ impl Device {
     /// the stores; [`ControlError::Ended`]. The old mapping remains.
     pub fn reload(&self, target: CryptMapping) -> Result<(), ControlError> {
         let _orders = self.order()?;
+        self.load(target)
+    }
+
+    /// Replaces the mapping by `target`, as [`Device::reload`] does, and passes `keys`, those of the table in the order
+    /// of first use, to the cipher engine if the device has one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::reload`]; also [`ControlError::Target`] for another number of keys.
+    pub fn reload_with_keys(&self, target: CryptMapping, keys: &[&VolumeKey]) -> Result<(), ControlError> {
+        let _orders = self.order()?;
+        let expected = target.keys();
+        if keys.len() != expected {
+            return Err(TargetError::KeyCount { given: keys.len(), expected }.into());
+        }
+        self.load(match &self.engine {
+            Some(slot) => target.with_engine(slot, keys),
+            None => target,
+        })
+    }
+
+    /// Puts `target` in force. The caller holds `orders`.
+    fn load(&self, target: CryptMapping) -> Result<(), ControlError> {
         let (len, current) = (target.len(), self.len());
         if len < current {
             return Err(ControlError::Shorter { len, current });
@@ -408,7 +435,7 @@ impl Device {
     /// # Errors
     ///
     /// [`ControlError::Target`] if the last segment would be empty, end within a data unit or a zone, or beyond its
-    /// store; or as [`Device::grow`].
+    /// store, and for a device that is re-encrypted; or as [`Device::grow`].
     pub fn set_len(&self, len: u64) -> Result<u64, ControlError> {
         let _orders = self.order()?;
         self.revalidate_lens()?;
@@ -501,7 +528,11 @@ impl Device {
     }
 
     /// Puts completed writes on stable storage, on every store. Blocks; shares the sync with concurrent callers.
-    pub(crate) fn sync_blocking(&self) -> Result<(), RequestError> {
+    ///
+    /// # Errors
+    ///
+    /// `EIO` after a failed sync, this one or an earlier one: writes may be lost.
+    pub fn sync_blocking(&self) -> Result<(), RequestError> {
         self.syncs.sync_blocking(|| self.stores.iter().try_for_each(|store| store.sync()))
     }
 
@@ -526,13 +557,18 @@ impl Device {
 
     /// Returns the allocated range or hole that starts at `offset`, not empty and at most `len` bytes long. A hole of
     /// the store is reported as a hole; on an encrypted segment it reads as the decrypted hole, unless holes are to
-    /// read as zeroes ([`Device::with_zero_holes`]).
+    /// read as zeroes ([`Device::with_zero_holes`]). A device that is re-encrypted reports none.
     ///
     /// # Errors
     ///
     /// [`RequestError::OutOfRange`] if the range exceeds the device; otherwise the error of the store.
     pub fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, RequestError> {
-        let place = self.mapping().place(offset, len)?;
+        let mapping = self.mapping();
+        let place = mapping.place(offset, len)?;
+        if mapping.boundary.is_some() {
+            // A hole may be filled at any time.
+            return Ok(BlockStatus::allocated(offset, place.len));
+        }
         // The whole units that the range touches. They count from the segment's start, since the data area need not
         // start at a multiple of the unit.
         let unit_len = place.unit_len as u64;

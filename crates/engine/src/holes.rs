@@ -94,14 +94,16 @@ impl Mapping {
         if fits && start < end { start..end } else { range.start..range.start }
     }
 
-    /// Returns the range to lock for a discard of a part of the store, if its data units must not be changed meanwhile.
+    /// Returns the range to lock for a discard of a part of the store, if its data units must not be changed meanwhile,
+    /// nor the boundary pass them.
     pub(crate) fn discard_lock(&self, range: &Range<u64>, place: &Place) -> Option<MappedRange> {
         let len = (range.end - range.start) as usize;
-        (self.target(place).hole_len > 0).then_some(MappedRange {
+        let target = self.target(place);
+        (target.hole_len > 0 || self.boundary.is_some()).then_some(MappedRange {
             target: place.target,
             generation: self.generation,
             first: IvNumber(0),
-            offset: 0,
+            offset: target.start + (range.start - target.store_offset),
             kind: place.kind,
             store: place.store,
             store_offset: range.start,

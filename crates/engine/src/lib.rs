@@ -49,6 +49,7 @@ mod zoned_memory;
 
 pub mod allocator;
 mod blocking;
+mod boundary;
 pub mod buffer;
 mod cipher_engine;
 mod ciphertext;
@@ -79,11 +80,12 @@ mod zone_queue;
 pub mod zoned;
 
 pub use blocking::{BlockingDevice, DeviceCursor};
+pub use boundary::MoveDirection;
 pub use buffer::{Buffer, BufferPool};
 pub use cipher_engine::{CipherEngine, CipherJob, Direction, EngineKey, EngineKeySpec, EngineStats};
 pub use ciphertext::Ciphertext;
-pub use crypt_mapping::{Content, CryptMapping, Target, TargetError};
-pub use device::{Access, ControlError, Device};
+pub use crypt_mapping::{Content, CryptMapping, Sides, Target, TargetError};
+pub use device::{Access, ControlError, Device, ZoneLock};
 pub use errno::Errno;
 pub use holes::Zeroing;
 pub use mapping::{MappedRange, Mapping, Place};

@@ -5,6 +5,7 @@
 use crate::crypt_mapping::MappedRange;
 use crate::events::{Event, ReplyTo};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
+use std::ops::Range;
 
 /// Purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +55,32 @@ struct Table {
 
 struct Claim {
     id: u64,
+    span: Span,
+    of_thread: bool,
+    /// `None`: the lock is held.
+    waiter: Option<Waiter>,
+}
+
+/// Bytes of a store, and whether their lock is exclusive.
+struct Span {
     store: u32,
     start: u64,
     end: u64,
     exclusive: bool,
-    of_thread: bool,
-    /// `None`: the lock is held.
-    waiter: Option<Waiter>,
+}
+
+impl Span {
+    /// Returns the aligned range, exclusively for a write of partial units.
+    fn of(mapped: &MappedRange, purpose: Purpose) -> Self {
+        let start = mapped.store_offset;
+        let end = start + mapped.aligned_len as u64;
+        Self { store: mapped.store, start, end, exclusive: purpose == Purpose::Write && mapped.is_partial() }
+    }
+
+    fn is_in_conflict_with(&self, other: &Self) -> bool {
+        let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
+        (self.exclusive || other.exclusive) && overlap
+    }
 }
 
 enum Waiter {
@@ -72,13 +92,12 @@ enum Waiter {
 
 impl Claim {
     fn is_in_conflict_with(&self, other: &Claim) -> bool {
-        let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
-        (self.exclusive || other.exclusive) && overlap
+        self.span.is_in_conflict_with(&other.span)
     }
 
     /// Returns whether a holder of all units delays this claim. The last such holder checks the claims again.
     fn is_held_up(&self, all_shared: &AtomicU64) -> bool {
-        self.exclusive && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
+        self.span.exclusive && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
     }
 }
 
@@ -105,6 +124,12 @@ impl UnitLocks {
     #[cfg(test)]
     pub(crate) fn room(&self) -> usize {
         self.table().room
+    }
+
+    /// Returns the number of locks that are waited for.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.table().claims.iter().filter(|claim| claim.waiter.is_some()).count()
     }
 
     /// Acquires the shared lock of every unit, for a request that this thread completes without waiting for anything:
@@ -135,17 +160,26 @@ impl UnitLocks {
         purpose: Purpose,
         reply: impl FnOnce() -> ReplyTo,
     ) -> (LockId, bool) {
-        self.table().acquire(&self.all_shared, mapped, purpose, false, || Waiter::Request(reply()))
+        self.table().acquire(&self.all_shared, Span::of(mapped, purpose), false, || Waiter::Request(reply()))
     }
 
     /// Acquires the lock as [`UnitLocks::lock`] does. Blocks until it is held.
     pub(crate) fn lock_blocking(&self, mapped: &MappedRange, purpose: Purpose) -> LockId {
+        self.acquire_blocking(Span::of(mapped, purpose))
+    }
+
+    /// Acquires the exclusive lock of a range of a store in bytes. Blocks until it is held.
+    pub(crate) fn lock_range_blocking(&self, store: u32, range: Range<u64>) -> LockId {
+        self.acquire_blocking(Span { store, start: range.start, end: range.end, exclusive: true })
+    }
+
+    fn acquire_blocking(&self, span: Span) -> LockId {
         let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
             self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
         };
         let mut table = wait(self.table(), |table, _| table.threads >= MAX_THREADS, LockId(0));
         table.threads += 1;
-        let (id, held) = table.acquire(&self.all_shared, mapped, purpose, true, || Waiter::Thread);
+        let (id, held) = table.acquire(&self.all_shared, span, true, || Waiter::Thread);
         if !held {
             let waits = |table: &Table, id: LockId| table.claims.iter().any(|c| c.id == id.0 && c.waiter.is_some());
             drop(wait(table, waits, id));
@@ -161,7 +195,7 @@ impl UnitLocks {
         let mut table = self.table();
         let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
         let gone = table.claims.remove(index);
-        if gone.exclusive {
+        if gone.span.exclusive {
             self.all_shared.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
         }
         self.grant(table, index, Some(gone));
@@ -200,18 +234,14 @@ impl Table {
     fn acquire(
         &mut self,
         all_shared: &AtomicU64,
-        mapped: &MappedRange,
-        purpose: Purpose,
+        span: Span,
         of_thread: bool,
         waiter: impl FnOnce() -> Waiter,
     ) -> (LockId, bool) {
         let id = self.next;
         self.next += 1;
-        let start = mapped.store_offset;
-        let end = start + mapped.aligned_len as u64;
-        let exclusive = purpose == Purpose::Write && mapped.is_partial();
-        let mut claim = Claim { id, store: mapped.store, start, end, exclusive, of_thread, waiter: None };
-        if exclusive {
+        let mut claim = Claim { id, span, of_thread, waiter: None };
+        if claim.span.exclusive {
             // From here on the lock of all units is refused.
             all_shared.fetch_add(EXCLUSIVE, Ordering::AcqRel);
         }

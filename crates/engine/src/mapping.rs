@@ -1,11 +1,14 @@
 //! Mapping from ranges of a device to segments, data units and positions in the stores.
 //!
-//! A mapping has no keys, so that a frontend can split requests while the keys are wiped. It is immutable. A device
-//! whose table is replaced gets a mapping of the next generation; a mapped range records its generation, so that it
-//! cannot be used with another table.
+//! A mapping has no keys, so that a frontend can split requests while the keys are wiped. It is immutable, except for
+//! the boundary of a device that is re-encrypted ([`crate::boundary`]). A device whose table is replaced gets a mapping
+//! of the next generation; a mapped range records its generation, so that it cannot be used with another table.
 
+use crate::boundary::{Boundary, OLD};
 use crate::request::RequestError;
 use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE, TargetType};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Segments of a device, in order.
 #[derive(Clone, Debug)]
@@ -13,6 +16,9 @@ pub struct Mapping {
     pub(crate) targets: Vec<MappedTarget>,
     pub(crate) len: u64,
     pub(crate) generation: u32,
+    /// Boundary between the two sides of a device that is re-encrypted. The targets are the sides then, each over the
+    /// whole length.
+    pub(crate) boundary: Option<Arc<Boundary>>,
 }
 
 /// One segment, in bytes.
@@ -135,6 +141,47 @@ impl Mapping {
         self.targets.iter().filter_map(|p| p.crypt.as_ref()).map(|c| c.key + 1).max().unwrap_or(0)
     }
 
+    /// Returns the boundary between new and old bytes of a device that is re-encrypted, in bytes of the device.
+    pub fn boundary(&self) -> Option<u64> {
+        self.boundary.as_deref().map(Boundary::position)
+    }
+
+    /// Returns whether a range is still mapped as it was: by this table and, in a device that is re-encrypted, to the
+    /// side that it is on. That can change until the range is locked ([`Mapping::needs_lock`]).
+    pub(crate) fn is_current(&self, range: &MappedRange) -> bool {
+        range.generation == self.generation
+            && self.boundary.as_deref().is_none_or(|boundary| {
+                let (side, end) = boundary.side_at(range.offset, u64::MAX);
+                side == range.target as usize && range.offset.saturating_add(range.len as u64) <= end
+            })
+    }
+
+    /// Returns whether a request that moves the data of a range has to lock it: data units are locked for those that
+    /// change them in part, and any data for the boundary.
+    pub(crate) fn needs_lock(&self, range: &MappedRange) -> bool {
+        range.kind == TargetType::Crypt || self.boundary.is_some()
+    }
+
+    /// Returns the store and the range in it of the old bytes of `zone`, which is the next to be new, in bytes of the
+    /// device.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::Unsupported`] if the device is not re-encrypted; [`RequestError::OutOfRange`] if the zone is
+    /// empty, does not begin at the boundary, or does not end at a data unit of both sides within the device.
+    pub(crate) fn old_place(&self, zone: &Range<u64>) -> Result<(u32, Range<u64>), RequestError> {
+        let boundary = self.boundary.as_deref().ok_or(RequestError::Unsupported)?;
+        let is_whole = |target: &MappedTarget| {
+            [zone.start, zone.end].iter().all(|border| border.is_multiple_of(target.unit_len() as u64))
+        };
+        let is_in_device = zone.start < zone.end && zone.end <= self.len;
+        if !is_in_device || !self.targets.iter().all(is_whole) || boundary.behind(zone).is_none() {
+            return Err(RequestError::OutOfRange);
+        }
+        let MappedTarget { store, store_offset, .. } = self.targets[OLD];
+        Ok((store, store_offset + zone.start..store_offset + zone.end))
+    }
+
     /// Maps the first bytes of a range: at most `len` bytes from `offset`, within one segment and within
     /// `max_aligned_len` bytes of whole data units. `max_aligned_len` is at least two data units.
     ///
@@ -142,7 +189,7 @@ impl Mapping {
     ///
     /// [`RequestError::OutOfRange`] for an empty range, and for one beyond the end of the device.
     pub fn locate(&self, offset: u64, len: u64, max_aligned_len: usize) -> Result<MappedRange, RequestError> {
-        let index = self.target_at(offset, len)?;
+        let (index, end) = self.target_at(offset, len)?;
         let target = &self.targets[index];
         let unit_len = target.unit_len();
         assert!(max_aligned_len >= 2 * unit_len, "a buffer that cannot hold two data units");
@@ -157,7 +204,7 @@ impl Mapping {
             let units = ((u64::MAX - number) / target.unit.sectors()).saturating_add(1);
             longest = longest.min(units.saturating_mul(unit_len as u64));
         }
-        let len = len.min(target.len - within).min(longest - head_len as u64) as usize;
+        let len = len.min(end - offset).min(longest - head_len as u64) as usize;
         let shift = if target.large_iv { target.unit.log2() - 9 } else { 0 };
         Ok(MappedRange {
             target: index as u32,
@@ -180,7 +227,7 @@ impl Mapping {
     ///
     /// As [`Mapping::locate`].
     pub fn place(&self, offset: u64, len: u64) -> Result<Place, RequestError> {
-        let index = self.target_at(offset, len)?;
+        let (index, end) = self.target_at(offset, len)?;
         let target = &self.targets[index];
         let within = offset - target.start;
         Ok(Place {
@@ -189,7 +236,7 @@ impl Mapping {
             store: target.store,
             store_offset: target.store_offset + within,
             within,
-            len: len.min(target.len - within),
+            len: len.min(end - offset),
             unit_len: target.unit_len(),
         })
     }
@@ -215,13 +262,18 @@ impl Mapping {
         &self.targets[place.target as usize]
     }
 
-    /// Returns the index of the segment that contains the first byte of a range within the device.
-    fn target_at(&self, offset: u64, len: u64) -> Result<usize, RequestError> {
+    /// Returns the index of the segment that contains the first byte of a range within the device, and where that
+    /// segment ends in the device.
+    fn target_at(&self, offset: u64, len: u64) -> Result<(usize, u64), RequestError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len && len > 0 => {}
             _ => return Err(RequestError::OutOfRange),
         }
-        Ok(self.targets.partition_point(|p| p.start + p.len <= offset))
+        if let Some(boundary) = &self.boundary {
+            return Ok(boundary.side_at(offset, self.len));
+        }
+        let index = self.targets.partition_point(|p| p.start + p.len <= offset);
+        Ok((index, self.targets[index].start + self.targets[index].len))
     }
 }
 

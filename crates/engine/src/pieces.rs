@@ -32,13 +32,15 @@ impl<'a> SourcePieces<'a> {
         self.len
     }
 
-    /// Splits off the first `len` bytes.
-    pub(crate) fn split_off(&mut self, len: usize) -> Self {
-        let front = Self { len, ..*self };
-        let pieces = front.pieces.iter().map(|piece| piece.len());
-        let (passed, skip) = passed(pieces, self.skip, len);
+    /// Returns the first `len` bytes.
+    pub(crate) fn first(&self, len: usize) -> Self {
+        Self { len, ..*self }
+    }
+
+    /// Drops the first `len` bytes from the range.
+    pub(crate) fn advance(&mut self, len: usize) {
+        let (passed, skip) = passed(self.pieces.iter().map(|piece| piece.len()), self.skip, len);
         *self = Self { pieces: &self.pieces[passed..], skip, len: self.len - len };
-        front
     }
 
     /// Returns the range if it lies in one piece.

@@ -19,6 +19,9 @@ fn zoned_store(stores: &[Arc<dyn BackingStore>]) -> Option<&dyn ZonedStore> {
 /// divide the write granularity.
 pub(crate) fn check(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Result<(), TargetError> {
     let Some(zones) = zoned_store(stores) else { return Ok(()) };
+    if mapping.boundary.is_some() {
+        return Err(TargetError::MovingZones);
+    }
     let ZoneLimits { zone_len, write_granularity: granularity, .. } = zones.limits();
     for (index, part) in mapping.targets.iter().enumerate() {
         let store = stores.get(part.store as usize).filter(|store| store.zoned().is_some());

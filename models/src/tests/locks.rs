@@ -50,6 +50,13 @@ impl Scene {
         self.locks.unlock(lock);
     }
 
+    /// Rewrites the unit as a part of a longer range, which nobody else may use.
+    fn rewrite(&self) {
+        let lock = self.locks.lock_range_blocking(0, 0..16);
+        self.unit.with_mut(|_| ());
+        self.locks.unlock(lock);
+    }
+
     /// Writes part of the unit like a worker, which gets an event when it holds the lock.
     fn write_when_granted(&self) {
         let granted = Arc::new(Granted::default());
@@ -131,6 +138,16 @@ fn partial_write_excludes_read_and_all_shared_read() {
 #[test]
 fn partial_writes_exclude_each_other_and_all_shared_read() {
     concurrently(&[Scene::write_blocking, Scene::write_blocking, Scene::try_to_read_briefly]);
+}
+
+#[test]
+fn lock_of_a_range_excludes_read_and_all_shared_read() {
+    concurrently(&[Scene::rewrite, Scene::read, Scene::try_to_read_briefly]);
+}
+
+#[test]
+fn lock_of_a_range_excludes_partial_write_of_a_worker() {
+    concurrently(&[Scene::write_when_granted, Scene::rewrite]);
 }
 
 #[test]

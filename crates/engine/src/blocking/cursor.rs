@@ -83,7 +83,7 @@ impl Write for DeviceCursor {
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut from = SourcePieces::new(pieces);
+        let from = SourcePieces::new(pieces);
         if from.len() == 0 {
             return Ok(0);
         }
@@ -91,7 +91,7 @@ impl Write for DeviceCursor {
         if len == 0 {
             return Err(Errno::NOSPC.into());
         }
-        self.device.write(self.position, len as u64, Some(from.split_off(len)))?;
+        self.device.write(self.position, len as u64, Some(from.first(len)))?;
         self.position += len as u64;
         Ok(len)
     }

@@ -1,9 +1,13 @@
 //! Tests of what the crate sees of a device.
 
 use super::*;
+use crate::boundary::MoveDirection;
+use crate::crypt_mapping::{Content, Sides};
 use crate::store::Geometry;
 use crate::store::memory::MemoryStore;
+use crate::zoned_memory::{MemoryZones, Shape};
 use inlock_cipher::{CipherSpec, SECTOR_SIZE};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 fn key() -> VolumeKey {
@@ -118,4 +122,50 @@ fn block_status_is_that_of_whole_units() {
             }
         }
     }
+}
+
+/// Returns the crypt mapping of a device of `len` bytes that is re-encrypted from data units of 512 bytes to linear.
+fn moving(len: u64) -> CryptMapping {
+    let key = key();
+    let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
+    let target = |content| Target { segment: &segment, content, store: 0 };
+    let (old, new) = (target(Content::Crypt(&key)), target(Content::Linear));
+    let sides = Sides { old, new, direction: MoveDirection::Forward, boundary: 4096, len };
+    CryptMapping::moving(&sides, &[len]).unwrap()
+}
+
+#[test]
+fn device_that_is_re_encrypted_reports_no_holes_and_keeps_its_length() {
+    let device = Device::raw(Arc::new(Sectors(vec![true; 64])), Access::default());
+    let len = device.len();
+    assert_eq!(device.block_status(0, len), Ok(BlockStatus::hole(0, len)));
+    device.reload(moving(len)).unwrap();
+    let status = |offset, end| device.block_status(offset, end - offset).map(|found| (found.len, found.hole));
+    assert_eq!([status(0, len), status(5000, 6000)], [Ok((4096, false)), Ok((1000, false))]);
+    assert!(matches!(device.set_len(4096), Err(ControlError::Target(TargetError::MovingLen))));
+    assert!(matches!(device.grow(), Ok(grown) if grown == len));
+    assert_eq!(device.boundary(), Some(4096));
+    device.reload(CryptMapping::raw(len)).unwrap();
+    assert_eq!((device.boundary(), device.block_status(0, len)), (None, Ok(BlockStatus::hole(0, len))));
+}
+
+#[test]
+fn device_with_zones_or_zero_holes_is_not_re_encrypted_while_it_is_used() {
+    let shape = Shape {
+        zone_len: 1 << 20,
+        capacity: 1 << 20,
+        zones: 4,
+        conventional: 4,
+        max_open: 0,
+        max_active: 0,
+        granularity: 512,
+    };
+    let zoned = Device::raw(Arc::new(MemoryZones::new(shape)), Access::default());
+    let refused = zoned.reload(moving(zoned.len()));
+    assert!(matches!(refused, Err(ControlError::Target(TargetError::MovingZones))));
+    let store = MemoryStore::new(vec![0; 1 << 20]).with_exact_holes(NonZeroU64::new(4096).unwrap());
+    let holes = Device::raw(Arc::new(store), Access::default()).with_zero_holes().unwrap();
+    let refused = holes.reload(moving(holes.len()));
+    assert!(matches!(refused, Err(ControlError::Target(TargetError::MovingHoles))));
+    assert!(!zoned.is_suspended() && !holes.is_suspended());
 }

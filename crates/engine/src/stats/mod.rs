@@ -559,6 +559,11 @@ impl<'a> Account<'a> {
         }
     }
 
+    /// Makes the request one of `len` bytes.
+    pub(crate) fn set_len(&mut self, len: u64) {
+        self.work.len = len;
+    }
+
     /// Counts cipher calls for `bytes` in data units of `unit_len` bytes; counts none for units of one byte, which are
     /// not encrypted.
     pub(crate) fn ciphered(&mut self, calls: usize, bytes: usize, unit_len: usize) {

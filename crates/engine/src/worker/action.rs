@@ -16,6 +16,8 @@ pub(super) enum Action {
     Wait,
     /// Acquire the lock on its data units.
     Lock,
+    /// Give up the lock on its data units, which have moved, and begin with this data again.
+    BeginAgain { data: Buffer },
     /// Read from the store into `buffer.data()[span]`.
     Read { via: Via, offset: u64, buffer: Buffer, span: Range<usize> },
     /// Write `span` of the ciphertext to the store.

@@ -54,8 +54,11 @@ impl Discard {
     pub(super) fn step(&mut self, event: Event, mapping: &Mapping) -> Action {
         match event {
             Event::Locked => {
-                let MappedRange { store, store_offset, aligned_len, .. } =
-                    self.locking.take().expect("a piece waits for the lock");
+                let piece = self.locking.take().expect("a piece waits for the lock");
+                if !mapping.is_current(&piece) {
+                    return self.start(mapping);
+                }
+                let MappedRange { store, store_offset, aligned_len, .. } = piece;
                 Action::Discard { store, range: store_offset..store_offset + aligned_len as u64 }
             }
             Event::Discarded(Ok(())) => {

@@ -2,7 +2,6 @@
 
 use crate::mapping::MappedRange;
 use crate::store::StoreProfile;
-use inlock_cipher::TargetType;
 
 /// Longest transfer in bytes that is made inline if the store is in memory: it is complete before another thread would
 /// wake up.
@@ -39,7 +38,7 @@ pub(super) struct Path {
 /// Exclusion of other requests from the same data units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Nothing: no data unit is encrypted.
+    /// Nothing: no data unit is encrypted, and none moves.
     None,
     /// One shared lock on every unit, in one atomic step, for a request that ends before the worker waits.
     AllShared,
@@ -95,6 +94,8 @@ pub(super) struct Facts {
     pub(super) in_zone: bool,
     /// Whether the request is for the cipher engine or the cipher threads.
     pub(super) pool_wanted: bool,
+    /// Whether its bytes have to be locked.
+    pub(super) needs_lock: bool,
 }
 
 impl Path {
@@ -116,7 +117,7 @@ impl Path {
         };
         let order = match () {
             () if facts.in_zone => Order::ZoneQueue,
-            () if range.kind != TargetType::Crypt => Order::None,
+            () if !facts.needs_lock => Order::None,
             () if writes && range.is_partial() => Order::Exclusive,
             () if store == Via::Inline && crypt == Executor::Inline => Order::AllShared,
             () => Order::Shared,
@@ -142,6 +143,7 @@ mod tests {
         has_native_fua: false,
         in_zone: false,
         pool_wanted: false,
+        needs_lock: true,
     };
     const TMPFS: Facts = Facts { inline_max_len: Some(INLINE_MAX_LEN), copy_min_len: Some(COPY_MIN_LEN), ..DISK };
 
@@ -173,8 +175,9 @@ mod tests {
     fn unencrypted_data_needs_no_lock() {
         let raw = CryptMapping::raw(1 << 20);
         let range = raw.mapping().locate(1, 4096, 1 << 20).unwrap();
+        let facts = Facts { needs_lock: raw.needs_lock(&range), ..DISK };
         for writes in [false, true] {
-            assert_eq!(Path::of(writes, false, &range, &DISK).order, Order::None);
+            assert_eq!(Path::of(writes, false, &range, &facts).order, Order::None);
         }
     }
 

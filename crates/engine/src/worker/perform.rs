@@ -55,6 +55,7 @@ impl<F: Frontend> Worker<F> {
         match action {
             Action::Wait => None,
             Action::Lock => self.lock(id),
+            Action::BeginAgain { data } => self.begin_again(id, data),
             Action::Read { via, offset, buffer, span } => self.read(id, via, offset, buffer, span),
             Action::Write { via, offset, data, span, fua } => self.write(id, via, offset, data, span, fua),
             Action::Crypt { direction, buffer } => self.post_crypt(id, direction, buffer),
@@ -235,7 +236,7 @@ impl<F: Frontend> Worker<F> {
     }
 
     /// Gives up what a transfer holds.
-    fn release(&mut self, hold: Hold) {
+    pub(super) fn release(&mut self, hold: Hold) {
         match hold {
             Hold::None => {}
             Hold::Units(lock) => self.volume.device.locks().unlock(lock),

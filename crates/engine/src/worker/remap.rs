@@ -1,7 +1,8 @@
-//! Transfers that were mapped before the device's table was replaced.
+//! Transfers that were mapped before the device's table was replaced, or the boundary of a re-encryption moved.
 //!
 //! A frontend maps a request when it begins to receive it, which may be long before the worker starts it. If another
-//! table was loaded in between, the worker maps it again. The new range nearly always has the shape of the old one;
+//! table was loaded in between, the worker maps it again. It does the same if the boundary has passed a request that
+//! waited for its lock. The new range nearly always has the shape of the old one;
 //! otherwise the request is carried out in child requests, each with memory of its own.
 
 use super::action::{Action, Ending};

@@ -43,15 +43,35 @@ impl<F: Frontend> Worker<F> {
         };
         let work = Work { len: moved, ..Work::default() };
         let id = self.table.insert(origin, Account { operation: request.operation, timing, work });
-        let event = match self.begin(id, request, matches!(origin, Origin::Parent(_))) {
-            Ok(Begin::Event(event)) => Some(event),
-            Ok(Begin::Action(action)) => self.perform(id, action),
-            Ok(Begin::Ended) => return self.report(id, Ok(()), request.data.take(), request.spare.take()),
-            Err(error) => return self.report(id, Err(error), request.data.take(), request.spare.take()),
-        };
-        if let Some(event) = event {
+        let begin = self.begin(id, request, matches!(origin, Origin::Parent(_)));
+        if let Some(event) = self.begun(id, request, begin) {
             self.advance(id, event);
         }
+    }
+
+    /// Performs what a beginning asks for. Returns the event if it has happened already.
+    fn begun(&mut self, id: RequestId, request: &mut Request, begin: Result<Begin, RequestError>) -> Option<Event> {
+        let result = match begin {
+            Ok(Begin::Event(event)) => return Some(event),
+            Ok(Begin::Action(action)) => return self.perform(id, action),
+            Ok(Begin::Ended) => Ok(()),
+            Err(error) => Err(error),
+        };
+        self.report(id, result, request.data.take(), request.spare.take());
+        None
+    }
+
+    /// Begins a transfer again that the boundary of a re-encryption has passed while it waited for its lock.
+    pub(super) fn begin_again(&mut self, id: RequestId, data: Buffer) -> Option<Event> {
+        let operation = self.table.get(id)?.account.operation;
+        let transfer = self.table.transfer(id)?;
+        let (range, spare) = (transfer.range, transfer.spare.take());
+        let hold = std::mem::replace(&mut transfer.hold, Hold::None);
+        self.release(hold);
+        let (offset, len) = (range.offset, range.len as u64);
+        let mut request = Request { id: 0, operation, offset, len, data: Some((range, data)), spare };
+        let begin = self.begin_transfer(id, &mut request, false);
+        self.begun(id, &mut request, begin)
     }
 
     /// Starts the next child of the remapped request `parent`. Its end comes as an [`Event::Child`].
@@ -126,7 +146,7 @@ impl<F: Frontend> Worker<F> {
     fn begin_transfer(&mut self, id: RequestId, request: &mut Request, is_child: bool) -> Result<Begin, RequestError> {
         let operation = request.operation;
         let (range, data) = request.data.as_mut().ok_or(Errno::INVAL)?;
-        if range.generation != self.volume.mapping.generation {
+        if !self.volume.mapping.is_current(range) {
             match remap(&self.volume.mapping, range, operation)? {
                 Some(remapped) => *range = remapped,
                 None => return Ok(self.begin_remapped(id, request)),
@@ -177,7 +197,7 @@ impl<F: Frontend> Worker<F> {
         })
     }
 
-    /// Begins a transfer whose shape another table has changed.
+    /// Begins a transfer whose shape another table, or the boundary of a re-encryption, has changed.
     fn begin_remapped(&mut self, id: RequestId, request: &mut Request) -> Begin {
         if let Some((whole, data)) = request.data.take() {
             let (operation, spare) = (request.operation, request.spare.take());
@@ -209,6 +229,7 @@ impl<F: Frontend> Worker<F> {
             in_zone,
             pool_wanted: pool.is_some_and(|(pool, crypt)| pool.is_for(operation, crypt, range))
                 || self.volume.crypt.as_deref().is_some_and(|crypt| crypt.engine_for(range).is_some()),
+            needs_lock: self.volume.mapping.needs_lock(range),
         }
     }
 }

@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
+mod zone_lock;
+
 /// Store with the descriptor of a pipe: a read ends when the test writes, and the flag for direct I/O can be set.
 pub(super) struct Pipe {
     end: OwnedFd,

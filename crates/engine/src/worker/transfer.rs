@@ -44,7 +44,7 @@ pub(super) enum Kind {
 ///
 /// | state | event | next |
 /// |---|---|---|
-/// | `Locking` | `Locked` | read: `Reading` or `Copying`; write: `ReadingEdge`, or encrypt |
+/// | `Locking` | `Locked` | read: `Reading` or `Copying`; write: `ReadingEdge`, or encrypt; or begin again |
 /// | `Deferred` | `Released` | encrypt |
 /// | `ReadingEdge` | `Read` | the rest, the other edge, or merge the edges and encrypt |
 /// | `Reading` | `Read` | the rest, or decrypt and finish |
@@ -121,6 +121,10 @@ impl Transfer {
     /// Moves on by one event.
     pub(super) fn step(&mut self, event: Event, account: &mut Account, cx: &StepContext<'_>) -> Action {
         match (std::mem::replace(&mut self.state, State::Stepping), event) {
+            // The lock keeps the boundary of a re-encryption where it is.
+            (State::Locking { data }, Event::Locked) if !cx.crypt.is_current(&self.range) => {
+                Action::BeginAgain { data }
+            }
             (State::Locking { data }, Event::Locked) => {
                 account.lap(Phase::Queue);
                 self.locked(data, account, cx)

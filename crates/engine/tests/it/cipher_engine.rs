@@ -2,11 +2,12 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, independent_plaintext, key, segment};
-use inlock_cipher::{InOut, SectorCipher, new_sector_cipher};
+use inlock_cipher::{InOut, SectorCipher, VolumeKey, new_sector_cipher};
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{
-    Access, BackingStore, CipherEngine, CipherJob, Device, Direction, EngineKey, EngineKeySpec, Errno, RequestError,
+    Access, BackingStore, BlockingDevice, CipherEngine, CipherJob, Content, ControlError, CryptMapping, Device,
+    Direction, EngineKey, EngineKeySpec, Errno, MoveDirection, RequestError, Sides, Target, TargetError,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -292,6 +293,37 @@ fn engine_gets_long_requests_only() {
     let snapshot = device.stats().snapshot();
     assert_eq!((snapshot.offloaded, snapshot.inline), (2, 2));
     assert!(independent_plaintext(&store.contents(), UNIT)[..12_288 + 4095].iter().all(|b| *b == 7));
+}
+
+#[test]
+fn engine_has_the_keys_of_both_sides_of_a_re_encryption() {
+    const LEN: u64 = 64 << 10;
+    let engine = ThreadEngine::new(1, Faults::default());
+    let store = Arc::new(MemoryStore::new(vec![0; DATA_OFFSET + LEN as usize]));
+    let device = device(Arc::clone(&store) as _, &engine);
+    let (old, new, segment) = (key(), VolumeKey::new(&[0x29; 64]), segment(UNIT));
+    let target = |key| Target { segment: &segment, content: Content::Crypt(key), store: 0 };
+    let (direction, boundary) = (MoveDirection::Forward, LEN / 2);
+    let sides = Sides { old: target(&old), new: target(&new), direction, boundary, len: LEN };
+    let moving = || CryptMapping::moving(&sides, &[store.geometry().len]).unwrap();
+    let refused = device.reload_with_keys(moving(), &[&old]);
+    assert!(matches!(refused, Err(ControlError::Target(TargetError::KeyCount { given: 1, expected: 2 }))));
+    device.reload_with_keys(moving(), &[&old, &new]).unwrap();
+    assert_eq!(device.engine_stats().unwrap().keys, 2);
+    let halves = [0, boundary].map(|offset| Ask::Write { offset, data: vec![7; LEN as usize / 2], durable: false });
+    for answer in scripted::run_with(&device, IoMode::Auto, 1, halves.to_vec(), None) {
+        answer.unwrap();
+    }
+    assert_eq!(device.engine_stats().unwrap().accepted, 2);
+    let mut bytes = vec![0; LEN as usize];
+    for (key, half) in [(&new, 0..LEN / 2), (&old, LEN / 2..LEN)] {
+        let alone = Device::new(&[segment], key, Arc::clone(&store) as _, Access::default()).unwrap();
+        let into = &mut bytes[half.start as usize..half.end as usize];
+        BlockingDevice::new(Arc::new(alone)).read_at(into, half.start).unwrap();
+    }
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    device.reload(moving()).unwrap();
+    assert_eq!(device.engine_stats().unwrap().keys, 0, "another table is for software only");
 }
 
 #[test]

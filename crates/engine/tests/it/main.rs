@@ -14,6 +14,7 @@ mod grow;
 mod holes;
 mod model;
 mod offload;
+mod reencryption;
 mod scripted;
 mod stacked;
 mod stats;

@@ -9,8 +9,14 @@ use inlock_cipher::{CipherSpec, DataUnitSize, Segment, TargetType, VolumeKey};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-const DISK: Facts =
-    Facts { inline_max_len: Some(0), copy_min_len: None, has_native_fua: false, in_zone: false, pool_wanted: false };
+const DISK: Facts = Facts {
+    inline_max_len: Some(0),
+    copy_min_len: None,
+    has_native_fua: false,
+    in_zone: false,
+    pool_wanted: false,
+    needs_lock: true,
+};
 const MARK: u8 = 0x5a;
 
 /// Transfer of a device with data units of 512 bytes, advanced by hand.

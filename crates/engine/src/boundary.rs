@@ -1,0 +1,67 @@
+//! Boundary of a device that is re-encrypted while it is used.
+//!
+//! Such a device has two sides, each described over its whole length: the old cipher in the old place, and the new ones.
+//! On one side of the boundary the bytes are new, on the other old. The boundary moves while requests are under way, and
+//! only under the lock of the bytes that it passes ([`crate::Device::lock_zone`]). A request was perhaps mapped before
+//! it moved; so it is checked again when it holds its own lock, which keeps the boundary where it is.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Direction in which a device is re-encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveDirection {
+    /// From the start: the bytes before the boundary are new.
+    Forward,
+    /// From the end: the bytes from the boundary on are new.
+    Backward,
+}
+
+/// Index of the old side's target, and of the new one's. They never change, so that a mapped range that names one means
+/// the same cipher and place at any time.
+pub(crate) const OLD: usize = 0;
+pub(crate) const NEW: usize = 1;
+
+/// Boundary between the new and the old bytes of a device. Clones of a mapping share it.
+#[derive(Debug)]
+pub(crate) struct Boundary {
+    direction: MoveDirection,
+    /// In bytes of the device.
+    position: AtomicU64,
+}
+
+impl Boundary {
+    pub(crate) fn new(direction: MoveDirection, position: u64) -> Self {
+        Self { direction, position: AtomicU64::new(position) }
+    }
+
+    /// Returns the position in bytes of the device.
+    pub(crate) fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+
+    /// Returns the side that the byte at `offset` is on, and where that side ends in a device of `len` bytes.
+    pub(crate) fn side_at(&self, offset: u64, len: u64) -> (usize, u64) {
+        let position = self.position();
+        let is_before = offset < position;
+        let side = if is_before == (self.direction == MoveDirection::Forward) { NEW } else { OLD };
+        (side, if is_before { position } else { len })
+    }
+
+    /// Returns where the boundary will be when the bytes of `zone` are new. `None`: they are not the next ones.
+    pub(crate) fn behind(&self, zone: &Range<u64>) -> Option<u64> {
+        let (next, behind) = match self.direction {
+            MoveDirection::Forward => (zone.start, zone.end),
+            MoveDirection::Backward => (zone.end, zone.start),
+        };
+        (next == self.position()).then_some(behind)
+    }
+
+    /// Moves the boundary. The caller holds the lock of the bytes in between.
+    pub(crate) fn move_to(&self, position: u64) {
+        self.position.store(position, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests;
