@@ -6,7 +6,7 @@
 //! it moved; so it is checked again when it holds its own lock, which keeps the boundary where it is.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Direction in which a device is re-encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +28,13 @@ pub(crate) struct Boundary {
     direction: MoveDirection,
     /// In bytes of the device.
     position: AtomicU64,
+    /// A zone is neither old nor new.
+    has_failed: AtomicBool,
 }
 
 impl Boundary {
     pub(crate) fn new(direction: MoveDirection, position: u64) -> Self {
-        Self { direction, position: AtomicU64::new(position) }
+        Self { direction, position: AtomicU64::new(position), has_failed: AtomicBool::new(false) }
     }
 
     /// Returns the position in bytes of the device.
@@ -55,6 +57,16 @@ impl Boundary {
             MoveDirection::Backward => (zone.end, zone.start),
         };
         (next == self.position()).then_some(behind)
+    }
+
+    /// Whether a zone could not be written, so that its bytes are neither old nor new.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Makes all requests fail. The caller holds the lock of a zone that is neither old nor new.
+    pub(crate) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
     }
 
     /// Moves the boundary. The caller holds the lock of the bytes in between.

@@ -5,6 +5,7 @@
 //! of the next generation; a mapped range records its generation, so that it cannot be used with another table.
 
 use crate::boundary::{Boundary, OLD};
+use crate::errno::Errno;
 use crate::request::RequestError;
 use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE, TargetType};
 use std::ops::Range;
@@ -152,7 +153,8 @@ impl Mapping {
         range.generation == self.generation
             && self.boundary.as_deref().is_none_or(|boundary| {
                 let (side, end) = boundary.side_at(range.offset, u64::MAX);
-                side == range.target as usize && range.offset.saturating_add(range.len as u64) <= end
+                let is_on_side = side == range.target as usize && range.offset.saturating_add(range.len as u64) <= end;
+                is_on_side && !boundary.has_failed()
             })
     }
 
@@ -270,7 +272,7 @@ impl Mapping {
             _ => return Err(RequestError::OutOfRange),
         }
         if let Some(boundary) = &self.boundary {
-            return Ok(boundary.side_at(offset, self.len));
+            return if boundary.has_failed() { Err(Errno::IO.into()) } else { Ok(boundary.side_at(offset, self.len)) };
         }
         let index = self.targets.partition_point(|p| p.start + p.len <= offset);
         Ok((index, self.targets[index].start + self.targets[index].len))

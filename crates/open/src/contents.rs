@@ -8,8 +8,9 @@ use std::sync::Arc;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
 use inlock_verity::{Fec, FecParameters, Stores, VerityStore};
-use inlock_volume::table::{AnyTable, Target};
-use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
+use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
+use inlock_volume::table::{AnyTable, CryptOptions, Target};
+use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, HeaderPolicy, Segment, Table, VolumeKey};
 
 use crate::device::Device;
 use crate::engine::VolumeEngine;
@@ -20,8 +21,10 @@ use crate::integrity::{IntegrityOpening, threaded};
 use crate::integrity_line::RunningLine;
 use crate::integrity_table;
 use crate::key_check::KeyCheck;
-use crate::layer::{Layer, Mapped, Sealed, Tagged, Verified};
+use crate::layer::{Layer, Mapped, Reencryptable, Sealed, Tagged, Verified};
 use crate::path_text;
+use crate::reencryption::online::Online;
+use crate::source::{HeaderOptions, Luks};
 use crate::verity::{self, VerityOpening};
 use crate::verity_table::{Below, Plaintext, Source, VerityStack};
 use crate::zones;
@@ -114,7 +117,7 @@ impl Contents for Encrypted {
         let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&self.key) } else { Content::Linear };
         let targets = self.segments.iter().map(|segment| (*segment, content(segment), 0));
         let device = stacked(&targets.collect::<Vec<_>>(), stores, access, (&info.device, engine))?;
-        Ok((device, Arc::new(Mapped)))
+        Ok((device, layer_of(context, info, false)))
     }
 
     fn key(&self) -> Option<&VolumeKey> {
@@ -155,6 +158,21 @@ pub(crate) struct Lines {
     pub(crate) of_line: Vec<usize>,
 }
 
+impl Lines {
+    /// Returns a volume in re-encryption as it is: ranges with the old key, and with the new one.
+    pub(crate) fn of_reencryption(
+        state: &Reencryption,
+        keys: &ReencryptionKeys,
+        flags: CryptOptions,
+        data: &Device,
+    ) -> Self {
+        let segments = state.segments().into_iter().map(|(segment, piece)| (segment, keys.of(piece)));
+        let table = Table::of_segments(segments, flags, &path_text::text_of(&data.path), data.len);
+        let of_line = vec![0; table.lines().len()];
+        Self { table, of_line }
+    }
+}
+
 impl Contents for Lines {
     fn connect(self: Box<Self>, connection: Connection<'_>) -> Result<Connected> {
         let Connection { context, data, info, mode, access, engine } = connection;
@@ -164,7 +182,7 @@ impl Contents for Lines {
         check_lines(table, of_line, data)?;
         let stores = stores(data, false, mode, access.read_only)?;
         let device = device_of_lines(table, of_line, stores, access, (&info.device, engine))?;
-        Ok((device, Arc::new(Mapped)))
+        Ok((device, layer_of(context, info, true)))
     }
 
     fn is_mapped(&self) -> bool {
@@ -436,6 +454,20 @@ pub(crate) fn content_of(target: &Target) -> Content<'_> {
         Target::Zero => Content::Zero,
         Target::Error => Content::Error,
     }
+}
+
+/// Returns the layer of a volume that is mapped. `is_interrupted`: if it is LUKS2, its re-encryption is.
+fn layer_of(context: &Context, info: &VolumeInfo, is_interrupted: bool) -> Arc<dyn Layer> {
+    if info.kind != "LUKS2" {
+        return Arc::new(Mapped);
+    }
+    let at = HeaderOptions {
+        image: info.device.clone(),
+        header: info.header.clone(),
+        luks: Luks::Two,
+        policy: HeaderPolicy::default(),
+    };
+    Arc::new(Reencryptable(Online::new(context.clone(), at, is_interrupted)))
 }
 
 /// Returns the only segment of a volume without a cipher.

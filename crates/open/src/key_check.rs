@@ -76,6 +76,11 @@ impl KeyCheck {
         Ok(Self { content: CheckedContent::Table, bytes })
     }
 
+    /// Whether it is of a single key, which [`KeyCheck::is_made_with`] recognizes.
+    pub fn is_of_one_key(&self) -> bool {
+        !matches!(self.content, CheckedContent::Table)
+    }
+
     /// Whether `key` is the one of this check.
     pub fn is_made_with(&self, key: &VolumeKey) -> bool {
         match &self.content {

@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Context;
 use crate::integrity::{MaintainedIntegrity, sealing_of};
 use crate::integrity_line::RunningLine;
+use crate::reencryption::online::Online;
 
 /// A running volume, as far as a layer needs it.
 #[derive(Clone, Copy)]
@@ -95,6 +96,11 @@ pub trait Layer: Send + Sync {
     /// Ends the threads of the layer, if [`Layer::close`] has not: nothing is written after it returns.
     fn end(&self) {}
 
+    /// Returns the re-encryption of a volume that can have one while it is open.
+    fn reencryption(&self) -> Option<&Online> {
+        None
+    }
+
     /// Returns the dm-integrity volume below the engine's device.
     fn integrity(&self) -> Option<&Arc<IntegrityDevice>> {
         None
@@ -132,6 +138,49 @@ impl Layer for Mapped {
             AnyTable::Integrity(_) => Err(not_its_table()),
             AnyTable::Verity(_) => Err(needs_no_tree()),
         }
+    }
+}
+
+/// A LUKS2 volume, which may be re-encrypted while it is open.
+pub(crate) struct Reencryptable(pub(crate) Online);
+
+impl Reencryptable {
+    /// Refuses what a volume with two keys cannot do.
+    fn check(&self, volume: RunningVolume<'_>, verb: &str) -> Result<()> {
+        if !self.0.is_active() {
+            return Ok(());
+        }
+        let text = format!("Volume {} is being re-encrypted, and cannot be {verb} meanwhile.", volume.name);
+        Err(Error::new(ErrorKind::BeingReencrypted, text))
+    }
+}
+
+impl Layer for Reencryptable {
+    fn check_suspend(&self, volume: RunningVolume<'_>) -> Result<()> {
+        self.check(volume, "suspended")
+    }
+
+    fn resize(&self, volume: RunningVolume<'_>, sectors: Option<u64>, new_blocks: NewBlocks) -> Result<Resized> {
+        self.check(volume, "resized")?;
+        Mapped.resize(volume, sectors, new_blocks)
+    }
+
+    fn accept_table(&self, context: &Context, volume: RunningVolume<'_>, table: AnyTable) -> Result<NewTable> {
+        self.check(volume, "given another table")?;
+        Mapped.accept_table(context, volume, table)
+    }
+
+    fn close(&self) -> Result<()> {
+        self.0.end();
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.0.end();
+    }
+
+    fn reencryption(&self) -> Option<&Online> {
+        Some(&self.0)
     }
 }
 

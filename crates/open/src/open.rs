@@ -301,7 +301,7 @@ fn open_interrupted(
         let unlocked = unlocked.ok_or_else(|| interrupted::has_ended(&header))?;
         return Ok(Box::new(Encrypted::new(unlocked.segments, unlocked.key, header.volume.cipher_names())));
     };
-    let lines = interrupted::contents(&state, &keys, args.flags, data);
+    let lines = Lines::of_reencryption(&state, &keys, args.flags, data);
     info.segments = SegmentInfo::of_table(&lines.table);
     info.check = KeyCheck::of_table(&lines.table).ok();
     Ok(Box::new(lines))

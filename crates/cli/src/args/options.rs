@@ -530,6 +530,21 @@ pub(crate) struct Options {
     /// Resume initialized LUKS2 reencryption only
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub resume_only: bool,
+    /// Start to re-encrypt an open volume
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub start: bool,
+    /// Pause the re-encryption of an open volume
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub pause: bool,
+    /// Go on with the re-encryption of an open volume
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub resume: bool,
+    /// Show how far the re-encryption of an open volume is
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub status: bool,
+    /// Limit the re-encryption of an open volume to these bytes a second (0: no limit)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Re-encryption")]
+    pub rate: Option<u64>,
     /// Reencryption hotzone resilience type: checksum (default), journal, none
     #[arg(long, value_name = "TYPE", help_heading = "Re-encryption")]
     pub resilience: Option<String>,

@@ -55,6 +55,14 @@ impl ZoneLock<'_> {
             Boundary::move_to(boundary, behind);
         }
     }
+
+    /// Makes all requests fail with `EIO` from now on, those that wait for the zone too: its bytes are neither old nor
+    /// new.
+    pub fn fail(self) {
+        if let Some(boundary) = self.in_use.boundary.as_deref() {
+            boundary.fail();
+        }
+    }
 }
 
 impl Drop for ZoneLock<'_> {

@@ -41,6 +41,8 @@ pub struct Devices<'a> {
     pub header: &'a dyn HeaderDevice,
     /// The device with the data.
     pub data: &'a dyn BackingStore,
+    /// Makes the data durable.
+    pub sync: &'a (dyn Fn() -> Result<()> + Sync),
     /// Locks the header while it is written.
     pub lock: &'a (dyn Fn() -> Result<Lock> + Sync),
 }
@@ -58,6 +60,8 @@ pub struct Driver<'a> {
     limit: u64,
     /// The header is that of the finished volume.
     is_finished: bool,
+    /// The header may say that a zone is being written.
+    is_writing: bool,
     /// Memory for a zone.
     buffer: Vec<u8>,
 }
@@ -95,8 +99,18 @@ impl<'a> Driver<'a> {
             Protection::None | Protection::Journal => None,
         };
         let len = state.len(devices.data.geometry().len);
-        let mut driver =
-            Self { devices, luks2, state, ciphers, checksums, len, limit: 0, is_finished: false, buffer: Vec::new() };
+        let mut driver = Self {
+            devices,
+            luks2,
+            state,
+            ciphers,
+            checksums,
+            len,
+            limit: 0,
+            is_finished: false,
+            is_writing: false,
+            buffer: Vec::new(),
+        };
         let unit = driver.unit();
         if len == 0 || !len.is_multiple_of(unit) {
             let text = format!("The data have {len} bytes, which is no multiple of the sector size of {unit} bytes.");
@@ -163,7 +177,7 @@ impl<'a> Driver<'a> {
     /// with a new driver.
     pub fn run(&mut self, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<bool> {
         self.recover()?;
-        while let Some(zone) = self.state.next_zone(self.limit, self.len) {
+        while let Some(zone) = self.next_zone() {
             self.write_zone(&zone)?;
             // The end is near: the header of the last zone is that of the finished volume.
             if watch(self.done()).is_break() && !self.state.pieces.is_finished() {
@@ -173,6 +187,42 @@ impl<'a> Driver<'a> {
         // Another program may have left a header of which nothing else is missing.
         self.finish()?;
         Ok(true)
+    }
+
+    /// Returns the next zone. `None`: all data are new.
+    pub fn next_zone(&self) -> Option<Range<u64>> {
+        self.state.next_zone(self.limit, self.len)
+    }
+
+    /// Re-encrypts the next zone of a volume that is in use. Ends the re-encryption in the header with the last one:
+    /// before, a crash makes the zone one to recover, and it must not have changed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::run`]; [`Driver::is_writing`] tells what is left.
+    pub fn step(&mut self, zone: &Range<u64>) -> Result<()> {
+        self.write_zone(zone)?;
+        if self.state.pieces.is_finished() { self.finish() } else { Ok(()) }
+    }
+
+    /// Tries once more to end a zone whose step has failed while it was being written.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a device fails again, or if the header does not say that the zone is being written.
+    pub fn mend(&mut self) -> Result<()> {
+        if self.state.pieces.is_finished() {
+            return self.finish();
+        }
+        match self.recover()? {
+            Some(_) => Ok(()),
+            None => Err(cannot_recover("the header may not say that it is being written")),
+        }
+    }
+
+    /// Whether the zone of a step that has failed may be neither old nor new, and has to be recovered.
+    pub fn is_writing(&self) -> bool {
+        self.is_writing
     }
 
     /// Whether the new data of a zone are in the place of the old ones.
@@ -187,19 +237,23 @@ impl<'a> Driver<'a> {
             resize(&mut data, zone)?;
             self.read_protected(zone, &mut data)?;
             self.devices.header.sync().with_context(cannot_write_area)?;
+            self.is_writing = true;
             self.commit(zone, PieceState::Hot)?;
             self.write(zone, &data)?;
             self.buffer = data;
         } else {
+            self.is_writing = true;
             self.commit(zone, PieceState::Hot)?;
             self.move_zone(zone)?;
         }
-        self.end_zone(zone)
+        self.end_zone(zone)?;
+        self.is_writing = self.state.pieces.is_finished();
+        Ok(())
     }
 
     /// Makes the data of a zone durable, and then the header that says so.
     fn end_zone(&mut self, zone: &Range<u64>) -> Result<()> {
-        self.devices.data.sync().context("cannot write the data")?;
+        (self.devices.sync)().context("cannot write the data")?;
         let pieces = self.state.pieces.with(zone, PieceState::New, self.len);
         if pieces.is_finished() {
             // Without a header in between that has all data new, and in which cryptsetup would encrypt them again.
@@ -218,13 +272,14 @@ impl<'a> Driver<'a> {
     /// Ends the re-encryption in the header. Overwrites what is left of old data outside of the new ones afterwards:
     /// before, a recovery may need them.
     fn finish(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.is_finished, true) {
+        if self.is_finished {
             return Ok(());
         }
         {
             let _lock = (self.devices.lock)()?;
             self.luks2.finish_reencryption(self.devices.header, &self.state).map_err(cannot_commit)?;
         }
+        (self.is_finished, self.is_writing) = (true, false);
         let Some(shift) = self.state.keyslot.resilience.shift else { return Ok(()) };
         let (new_end, end) = (self.state.new_place(self.len), self.devices.data.geometry().len);
         // A first segment that was moved to the end of the device, or the old place of the last data.
@@ -237,7 +292,7 @@ impl<'a> Driver<'a> {
             write_all(self.devices.data, part, at).context("cannot overwrite old data")?;
             at += part.len() as u64;
         }
-        self.devices.data.sync().context("cannot overwrite old data")
+        (self.devices.sync)().context("cannot overwrite old data")
     }
 
     /// Reads a zone, writes what recovers it to the area, and turns it into new data.

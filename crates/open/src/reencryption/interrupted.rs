@@ -3,16 +3,13 @@
 use inlock_engine::store::file::IoMode;
 use inlock_volume::luks2::Luks2;
 use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
-use inlock_volume::table::CryptOptions;
-use inlock_volume::{HeaderPolicy, Table, Volume, VolumeKey};
+use inlock_volume::{HeaderPolicy, Volume, VolumeKey};
 
 use super::driver::{Devices, Driver, Recovered};
-use crate::contents::Lines;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_unlock};
 use crate::header::{Header, unlock_options};
 use crate::lock::{self, Mode};
-use crate::path_text;
 use crate::secret::Ask;
 use crate::source::{KeyOptions, Luks};
 
@@ -80,7 +77,8 @@ pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKey
     let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
     let written = header.device.header()?;
     let lock = || lock::header(&header.device, Mode::Exclusive);
-    let devices = Devices { header: &written, data: &*store, lock: &lock };
+    let sync = || store.sync().context("cannot flush");
+    let devices = Devices { header: &written, data: &*store, sync: &sync, lock: &lock };
     let mut driver = Driver::new(devices, luks2_of(header)?.clone(), state, keys, None)?;
     if let Some(recovered) = driver.recover()? {
         tell(data, &recovered);
@@ -106,14 +104,6 @@ pub(super) fn tell(data: &Device, recovered: &Recovered) {
             listed.join(", ")
         ));
     }
-}
-
-/// Returns the volume as it is: ranges with the old key, and with the new one.
-pub(crate) fn contents(state: &Reencryption, keys: &ReencryptionKeys, flags: CryptOptions, data: &Device) -> Lines {
-    let segments = state.segments().into_iter().map(|(segment, piece)| (segment, keys.of(piece)));
-    let table = Table::of_segments(segments, flags, &path_text::text_of(&data.path), data.len);
-    let of_line = vec![0; table.lines().len()];
-    Lines { table, of_line }
 }
 
 /// The error of a zone that has to be recovered first.

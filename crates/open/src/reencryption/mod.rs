@@ -8,6 +8,7 @@ mod ciphers;
 mod driver;
 pub(crate) mod interrupted;
 mod offline;
+pub mod online;
 mod parallel;
 mod shift;
 #[cfg(test)]

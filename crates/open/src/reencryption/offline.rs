@@ -26,7 +26,8 @@ use crate::{removed_integrity, zones};
 /// Longest block of checksums that is not asked for by a longer data unit.
 const CHECKSUM_BLOCK: u64 = 4096;
 
-/// A LUKS2 volume that no other process uses, to re-encrypt.
+/// A LUKS2 volume that no other process uses, to re-encrypt; or the header alone, to begin what the process of an open
+/// volume carries out.
 pub struct Offline {
     pub(super) data: Device,
     pub(super) header: Header,
@@ -82,6 +83,21 @@ impl Offline {
         Self::of_devices(data, header, at, locks)
     }
 
+    /// Opens the devices of a volume that another process has open, to begin a re-encryption of its header. The data
+    /// are not touched.
+    pub fn open_header(context: &Context, at: &HeaderOptions) -> Result<Self> {
+        let data = Device::open(context, &at.image, OpenMode::Header)?.with_zones()?;
+        let header = at.header.as_deref().map(|path| Device::open(context, path, OpenMode::Header)).transpose()?;
+        let header = header.filter(|device| device.identity() != data.identity());
+        let (location, header) = load(&data, header, at)?;
+        Self::of_header(data, (location, header), at, Vec::new())
+    }
+
+    /// Returns both keys of a re-encryption that has begun, for the process of an open volume.
+    pub fn joined_key(&self) -> Result<VolumeKey> {
+        Ok(self.unlocked.as_ref().ok_or_else(Error::no_key)?.1.joined())
+    }
+
     /// Loads the header. `detached`: its device, if it is not that of the data.
     pub(super) fn of_devices(
         data: Device,
@@ -90,14 +106,20 @@ impl Offline {
         mut locks: Vec<DeviceLock>,
     ) -> Result<Self> {
         data.check_writable()?;
-        let location = if detached.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
-        let device = detached.unwrap_or_else(|| data.duplicate());
-        if location == HeaderLocation::Detached && !backing::overlap(&device.path, &data.path) {
-            locks.push(lock::storage(&device, Mode::Exclusive)?);
+        if let Some(device) = detached.as_ref().filter(|device| !backing::overlap(&device.path, &data.path)) {
+            locks.push(lock::storage(device, Mode::Exclusive)?);
         }
-        let header = Header::load_from(device, at.luks, false)?;
-        header.check_luks2()?;
+        let (location, header) = load(&data, detached, at)?;
         locks.push(lock::volume(&data, &VolumeName::of(&header.volume), Mode::Exclusive)?);
+        Self::of_header(data, (location, header), at, locks)
+    }
+
+    fn of_header(
+        data: Device,
+        (location, header): (HeaderLocation, Header),
+        at: &HeaderOptions,
+        locks: Vec<DeviceLock>,
+    ) -> Result<Self> {
         let lock = lock::reencryption(&data, header.volume.uuid(), Mode::Exclusive)?;
         // Loaded before the lock: another process may have gone on meanwhile.
         let header = Header { volume: Header::load_again(&header.device, at.luks)?, ..header };
@@ -304,7 +326,8 @@ impl Offline {
         let store = store.with_context(|| format!("cannot use {}", self.data.path.display()))?;
         let device = self.header.device.header()?;
         let lock = || lock::header(&self.header.device, Mode::Exclusive);
-        let devices = Devices { header: &device, data: &*store, lock: &lock };
+        let sync = || store.sync().context("cannot flush");
+        let devices = Devices { header: &device, data: &*store, sync: &sync, lock: &lock };
         let mut driver = Driver::new(devices, luks2_of(&self.header)?.clone(), state, &keys, longest_zone)?;
         if let Some(recovered) = driver.recover()? {
             interrupted::tell(&self.data, &recovered);
@@ -325,6 +348,14 @@ impl Offline {
         let (_, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
         interrupted::recover(&self.data, &mut self.header, &keys)
     }
+}
+
+/// Loads the header, which is on `detached` or on the device of the data.
+fn load(data: &Device, detached: Option<Device>, at: &HeaderOptions) -> Result<(HeaderLocation, Header)> {
+    let location = if detached.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
+    let header = Header::load_from(detached.unwrap_or_else(|| data.duplicate()), at.luks, false)?;
+    header.check_luks2()?;
+    Ok((location, header))
 }
 
 fn copy(key: &VolumeKey) -> VolumeKey {

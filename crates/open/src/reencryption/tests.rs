@@ -15,6 +15,7 @@ use inlock_volume::luks2::{self, FormatOptions, Luks2};
 use inlock_volume::{Hash, HeaderDevice, KdfKind, KdfRequest, NewKeyslot, Secret};
 
 use super::driver::{Devices, Driver};
+use crate::error::ResultExt as _;
 use crate::lock::Lock;
 
 const OLD_KEY: [u8; 32] = *b"the key of the old data, in full";
@@ -168,7 +169,7 @@ impl<'a> States<'a> {
 
     fn visit(&mut self, durable: &[Vec<u8>], change: &dyn Fn(&mut [Vec<u8>])) {
         self.seen += 1;
-        if self.seen % self.stride == 0 {
+        if self.seen.is_multiple_of(self.stride) {
             self.tried += 1;
             let mut images = durable.to_vec();
             change(&mut images);
@@ -347,7 +348,8 @@ impl Case {
         let luks2 = Luks2::load(&disks.header()).unwrap();
         let Some(state) = luks2.reencryption().unwrap() else { return Ok(true) };
         let (header, data) = (disks.header(), disks.data());
-        let devices = Devices { header: &header, data: &data, lock: &|| Ok(Lock::none()) };
+        let sync = || data.sync().context("cannot flush");
+        let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
         let mut left = zones;
         Driver::new(devices, luks2, state, &self.keys(), Some(ZONE))?.run(&mut |_| {
             left -= 1;
@@ -531,7 +533,8 @@ fn block_that_is_neither_old_nor_new_is_named_and_stays() {
     let luks2 = Luks2::load(&disks.header()).unwrap();
     let state = luks2.reencryption().unwrap().unwrap();
     let (header, data) = (disks.header(), disks.data());
-    let devices = Devices { header: &header, data: &data, lock: &|| Ok(Lock::none()) };
+    let sync = || data.sync().context("cannot flush");
+    let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
     let keys = checksum.keys();
     let mut driver = Driver::new(devices, luks2, state, &keys, Some(ZONE)).unwrap();
     let found = driver.recover().unwrap().unwrap();

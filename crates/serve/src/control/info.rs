@@ -22,6 +22,7 @@ use inlock_open::info::{SegmentInfo, VolumeInfo, thread_flags};
 use inlock_open::key_check::{KeyCheck, KeyFingerprint};
 use inlock_open::layer::Layer;
 use inlock_open::path_text;
+use inlock_open::reencryption::online::{OnlineState, OnlineStatus};
 use inlock_open::reload::Reloaded;
 use inlock_open::zones::ZonedInfo;
 
@@ -133,6 +134,9 @@ pub struct VolumeStatus {
     /// State of a dm-verity device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verity: Option<VerityStatus>,
+    /// Re-encryption of an open volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reencryption: Option<OnlineStatus>,
     /// By phase: `total`, `queue`, `store`, `cipher`.
     pub latency_ns: BTreeMap<String, Percentiles>,
 }
@@ -330,6 +334,7 @@ impl VolumeStatus {
             engine_counters: device.engine_stats().map(EngineCounters::of),
             integrity: IntegrityStatus::of(layer),
             verity: layer.verity().map(|store| VerityStatus::of(store)),
+            reencryption: layer.reencryption().and_then(|online| online.status(device)),
             latency_ns: phases(snapshot)
                 .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
                 .into(),
@@ -344,6 +349,10 @@ impl VolumeStatus {
         info.metrics.iter().try_for_each(|metrics| writeln!(f, "  metrics: {metrics}"))?;
         if info.zero_holes {
             writeln!(f, "  holes:   zero")?;
+        }
+        if let Some(online) = self.reencryption.as_ref().filter(|online| online.state != OnlineState::Finished) {
+            let OnlineStatus { state, done_bytes, total_bytes, .. } = online;
+            writeln!(f, "  reencryption: in-progress, {state}, {done_bytes} of {total_bytes} bytes")?;
         }
         if info.has_key() {
             let asked = |flag: &str| if info.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };

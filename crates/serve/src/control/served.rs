@@ -22,6 +22,7 @@ use crate::pipe;
 use inlock_open::Context;
 use inlock_open::key_check::KeyCheck;
 use inlock_open::layer::{Layer, NewTable, Resized, RunningVolume};
+use inlock_open::reencryption::online::{Finished, OnlineOptions};
 use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
@@ -56,7 +57,7 @@ pub trait ControlHooks: Send + Sync {
 
 /// A volume that this process serves.
 pub struct ServedVolume {
-    info: Mutex<RuntimeInfo>,
+    info: Arc<Mutex<RuntimeInfo>>,
     device: Arc<Device>,
     opened: Instant,
     key_present: AtomicBool,
@@ -77,7 +78,7 @@ impl ServedVolume {
     ) -> Self {
         Self {
             key_present: AtomicBool::new(info.has_key()),
-            info: Mutex::new(info),
+            info: Arc::new(Mutex::new(info)),
             device,
             layer,
             opened: Instant::now(),
@@ -142,6 +143,7 @@ impl ServedVolume {
             "reload" => self.reload(pipe)?,
             "refresh" => self.refresh(request)?,
             "resize" => return self.resize(request),
+            "reencrypt" => self.reencrypt(request, pipe)?,
             "cancel_deferred" => self.hooks.cancel_deferred()?,
             _ => return Err(Error::Request(format!("The process does not know the command '{command}'."))),
         }
@@ -258,6 +260,39 @@ impl ServedVolume {
         // Even if it has not grown: an earlier announcement may have failed.
         self.hooks.resized(len)?;
         Ok(Map::from_iter([("sectors".to_owned(), (len / 512).into()), ("wanted".to_owned(), (wanted / 512).into())]))
+    }
+
+    /// Goes on with a re-encryption that the client has begun in the header, or changes one that runs.
+    fn reencrypt(&self, request: &Value, pipe: Option<OwnedFd>) -> Result<()> {
+        let Some(online) = self.layer.reencryption() else {
+            return Err(Error::Request("Only an open LUKS2 volume can be re-encrypted.".to_owned()));
+        };
+        match request["action"].as_str().unwrap_or_default() {
+            "pause" => online.pause()?,
+            "resume" if pipe.is_none() => online.resume()?,
+            "rate" => online.set_rate(request["rate"].as_u64())?,
+            "start" | "resume" => {
+                let name = self.info().name.clone();
+                if self.device.access().read_only {
+                    return Err(Error::Request(format!("Volume {name} is read-only.")));
+                }
+                let Some(pipe) = pipe else { return Err(Error::KeyMissing { name }) };
+                let joined = pipe::read_key(&pipe).context("cannot receive the keys")?;
+                let (info, files) = (Arc::clone(&self.info), self.files.clone());
+                let finished = Box::new(move |new: Finished| {
+                    let mut info = info.lock().unwrap_or_else(PoisonError::into_inner);
+                    (info.segments, info.check) = (new.segments, new.check);
+                    // The next change publishes it if this fails.
+                    let _ = files.map(|files| files.publish(&info));
+                });
+                let options =
+                    OnlineOptions { longest_zone: request["zone"].as_u64(), rate: request["rate"].as_u64(), finished };
+                let check = self.info().check.clone();
+                online.go_on(&self.device, (&joined, check.as_ref()), options)?;
+            }
+            other => return Err(Error::Request(format!("The process does not know the action '{other}'."))),
+        }
+        Ok(())
     }
 
     /// Restores the key, if it was wiped, and resumes I/O.

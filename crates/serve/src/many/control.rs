@@ -75,7 +75,7 @@ impl Controlled for Volumes {
                 ("add", name) => self.add(name, &keys_of(pipe)?).map(|()| format!("{name} is added"))?,
                 ("remove", name) => self.remove(name, force).map(|()| format!("{name} is removed"))?,
                 ("cancel_deferred", _) => return Err(Error::NotDeferred),
-                ("suspend" | "resume" | "reload" | "refresh" | "resize", name) => {
+                ("suspend" | "resume" | "reload" | "refresh" | "resize" | "reencrypt", name) => {
                     return self.change(name, command, request, pipe);
                 }
                 _ => return Err(Error::Request(format!("The server does not know the command '{command}'."))),

@@ -1,5 +1,7 @@
 //! `reencrypt`: changes cipher, key or sector size of a LUKS2 volume in place, encrypts a device, or decrypts one.
 
+mod online;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -13,6 +15,7 @@ use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind};
 
+use self::online::OnlineArgs;
 use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
@@ -30,6 +33,10 @@ pub(crate) const ACTION: Action = Action {
     options: &[KEY, HEADER, KDF, KEYSLOT, TOKENS, REENCRYPTION],
     about: "re-encrypt, encrypt or decrypt a LUKS2 volume in place",
     prepare: |options, mut arguments| {
+        if OnlineArgs::is_asked(&options) {
+            let args = OnlineArgs::new(options, arguments.name()?)?;
+            return Ok(Prepared::new(move || scrubbed(|| args.run())));
+        }
         let args = ReencryptArgs::new(&options, arguments.path()?)?;
         Ok(Prepared::new(move || scrubbed(|| args.run())))
     },
@@ -58,6 +65,12 @@ const REENCRYPTION: &[&str] = &[
     "subsystem",
     "progress-json",
     "progress-frequency",
+    "start",
+    "pause",
+    "resume",
+    "rate",
+    "status",
+    "json",
 ];
 
 /// A volume to re-encrypt.
@@ -215,16 +228,32 @@ impl ReencryptArgs {
         Ok(offline)
     }
 
+    /// Whether data units become longer.
+    fn has_longer_units(&self, offline: &Offline) -> bool {
+        let segments = offline.header().volume.segments().unwrap_or_default();
+        self.unit.zip(segments.first()).is_some_and(|(new, present)| new > present.unit)
+    }
+
+    /// Begins the re-encryption of an open volume, whose users know the length of its blocks.
+    fn begin_open(&self, offline: Offline) -> anyhow::Result<Offline> {
+        if self.has_longer_units(&offline) {
+            return Err(CliError::refused(
+                "Encryption sector size increase is not supported for an open volume.",
+                "close it first",
+            ));
+        }
+        self.begin(offline)
+    }
+
     fn begin(&self, mut offline: Offline) -> anyhow::Result<Offline> {
-        let volume = &offline.header().volume;
-        let present = volume.segments().ok().and_then(|segments| segments.first().map(|segment| segment.unit));
-        if !self.is_forced && self.unit.zip(present).is_some_and(|(new, old)| new > old) {
+        if !self.is_forced && self.has_longer_units(&offline) {
             return Err(CliError::refused(
                 "Encryption sector size increase is not supported for offline device.",
                 "a file system with blocks shorter than the new sectors would be lost; if it has none, use \
                  --force-offline-reencrypt",
             ));
         }
+        let volume = &offline.header().volume;
         let mut keyslot = self.keyslot.request(volume)?;
         let key_len = self.key_len.or(volume.volume_key_len()).unwrap_or(64);
         let numbers = match self.key.slot {

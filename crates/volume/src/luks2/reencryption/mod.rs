@@ -121,6 +121,11 @@ impl Side {
 }
 
 impl Reencryption {
+    /// Returns the whole volume, of `len` bytes, as it was, and as it will be.
+    pub fn sides(&self, len: u64) -> [Segment; 2] {
+        [self.old.segment(0, Some(len), self.old.offset), self.new.segment(0, Some(len), self.new.offset)]
+    }
+
     /// Returns the place on the data device of a byte of the old data.
     pub fn old_place(&self, at: u64) -> u64 {
         match &self.moved {
