@@ -250,6 +250,9 @@ impl BlockingDevice {
             }
             drop(lock);
             *mapped = locate(target, mapped.offset, mapped.len)?;
+            if mapped.kind == TargetType::Error {
+                return Err(RequestError::Io(Errno::IO));
+            }
             account.set_len(mapped.len as u64);
         };
         account.lap(Phase::Queue);

@@ -5,7 +5,6 @@
 //! of the next generation; a mapped range records its generation, so that it cannot be used with another table.
 
 use crate::boundary::{Boundary, OLD};
-use crate::errno::Errno;
 use crate::request::RequestError;
 use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE, TargetType};
 use std::ops::Range;
@@ -213,7 +212,7 @@ impl Mapping {
             generation: self.generation,
             first: IvNumber(number >> shift),
             offset,
-            kind: target.kind,
+            kind: self.kind_of(target),
             store: target.store,
             store_offset: target.store_offset + aligned_start,
             aligned_len: (head_len + len).next_multiple_of(unit_len),
@@ -234,7 +233,7 @@ impl Mapping {
         let within = offset - target.start;
         Ok(Place {
             target: index as u32,
-            kind: target.kind,
+            kind: self.kind_of(target),
             store: target.store,
             store_offset: target.store_offset + within,
             within,
@@ -264,6 +263,12 @@ impl Mapping {
         &self.targets[place.target as usize]
     }
 
+    /// Returns the type of a segment, that of one that fails if a zone of the device is neither old nor new.
+    fn kind_of(&self, target: &MappedTarget) -> TargetType {
+        let has_failed = self.boundary.as_deref().is_some_and(Boundary::has_failed);
+        if has_failed { TargetType::Error } else { target.kind }
+    }
+
     /// Returns the index of the segment that contains the first byte of a range within the device, and where that
     /// segment ends in the device.
     fn target_at(&self, offset: u64, len: u64) -> Result<(usize, u64), RequestError> {
@@ -272,7 +277,7 @@ impl Mapping {
             _ => return Err(RequestError::OutOfRange),
         }
         if let Some(boundary) = &self.boundary {
-            return if boundary.has_failed() { Err(Errno::IO.into()) } else { Ok(boundary.side_at(offset, self.len)) };
+            return Ok(boundary.side_at(offset, self.len));
         }
         let index = self.targets.partition_point(|p| p.start + p.len <= offset);
         Ok((index, self.targets[index].start + self.targets[index].len))
