@@ -1,9 +1,9 @@
 //! Boundary of a device that is re-encrypted while it is used.
 //!
-//! Such a device has two sides, each described over its whole length: the old cipher in the old place, and the new ones.
-//! On one side of the boundary the bytes are new, on the other old. The boundary moves while requests are under way, and
-//! only under the lock of the bytes that it passes ([`crate::Device::lock_zone`]). A request was perhaps mapped before
-//! it moved; so it is checked again when it holds its own lock, which keeps the boundary where it is.
+//! Such a device has two sides, each described over its whole length: the old cipher in the old place, and the new
+//! ones. On one side of the boundary the bytes are new, on the other old. The boundary moves while requests are in
+//! flight, but only under the lock of the bytes that it passes ([`crate::Device::lock_zone`]). A request may have been
+//! mapped before it moved. So it is checked again when it holds its own lock, behind which the boundary cannot pass.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +62,3 @@ impl Boundary {
         self.position.store(position, Ordering::Release);
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -26,8 +26,8 @@ impl Device {
         self.mapping().boundary()
     }
 
-    /// Locks the bytes `zone` of the device, which are to be re-encrypted next: from the boundary on, or up to it if the
-    /// re-encryption goes backward. Blocks while requests that came first use the zone, and while the device is
+    /// Locks the bytes `zone` of the device, which are to be re-encrypted next: from the boundary on, or up to it if
+    /// the re-encryption goes backward. Blocks while requests that came first use the zone, and while the device is
     /// suspended.
     ///
     /// # Errors

@@ -1,10 +1,11 @@
 //! Tests of the mapping of a device that is re-encrypted.
 
 use super::*;
-use crate::crypt_mapping::{Content, CryptMapping, Sides, Target, TargetError};
+use crate::crypt_mapping::Content;
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
-use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, Sector, Segment, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, Segment, VolumeKey};
+use std::ops::Range;
 
 const LEN: u64 = 64 << 10;
 const STORE_LEN: u64 = LEN + 16384;
