@@ -57,8 +57,10 @@ impl Boundary {
         (next == self.position()).then_some(behind)
     }
 
-    /// Moves the boundary. The caller holds the lock of the bytes in between.
-    pub(crate) fn move_to(&self, position: u64) {
-        self.position.store(position, Ordering::Release);
+    /// Moves the boundary behind `zone`, which is the next. The caller holds its lock.
+    pub(crate) fn pass(&self, zone: &Range<u64>) {
+        if let Some(behind) = self.behind(zone) {
+            self.position.store(behind, Ordering::Release);
+        }
     }
 }

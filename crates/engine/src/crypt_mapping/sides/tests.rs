@@ -113,8 +113,7 @@ fn range_is_current_until_the_boundary_has_passed_any_of_it() {
         let [kept, new] = [&kept, &new].map(locate);
         assert!(stale.iter().chain([&kept, &new]).all(|range| mapping.is_current(range)));
         assert!(stale.iter().all(|range| range.target as usize == OLD) && new.target as usize == NEW);
-        let behind = mapping.mapping().boundary.as_deref().unwrap().behind(&zone).unwrap();
-        mapping.mapping().boundary.as_deref().unwrap().move_to(behind);
+        mapping.mapping().boundary.as_deref().unwrap().pass(&zone);
         assert!(stale.iter().all(|range| !mapping.is_current(range)), "{direction:?}");
         assert!(mapping.is_current(&kept) && mapping.is_current(&new), "{direction:?}");
         assert_eq!(locate(&zone).target as usize, NEW);
@@ -126,7 +125,7 @@ fn range_is_current_until_the_boundary_has_passed_any_of_it() {
 fn clones_of_a_mapping_share_the_boundary() {
     let mapping = moving([512, 512], MoveDirection::Forward, 0).unwrap();
     let clone = mapping.mapping().as_ref().clone();
-    clone.boundary.as_deref().unwrap().move_to(4096);
+    clone.boundary.as_deref().unwrap().pass(&(0..4096));
     assert_eq!(mapping.of_generation(7).boundary(), Some(4096));
 }
 
