@@ -379,6 +379,8 @@ fn zone_lock_waits_for_requests_in_flight() {
     device.reload(CryptMapping::moving(&sides, &[4096]).unwrap()).unwrap();
     let device = Arc::new(device);
     let mut worker = new_worker(&device, IoMode::Auto);
+    // Closed before the worker waits for its read if this fails.
+    let into = into;
     push(&mut worker, 3, (0, 512, true));
     assert!(worker.front().0.is_empty());
     let lock = |()| device.lock_zone(0..4096).unwrap().move_boundary();
