@@ -1,9 +1,9 @@
 //! Boundary of a device that is re-encrypted while it is used.
 //!
-//! Such a device has two sides, each described over its whole length: the old cipher in the old place, and the new ones.
-//! On one side of the boundary the bytes are new, on the other old. The boundary moves while requests are under way, and
-//! only under the lock of the bytes that it passes ([`crate::Device::lock_zone`]). A request was perhaps mapped before
-//! it moved; so it is checked again when it holds its own lock, which keeps the boundary where it is.
+//! Such a device has two sides, each described over its whole length: the old cipher in the old place, and the new
+//! ones. On one side of the boundary the bytes are new, on the other old. The boundary moves while requests are in
+//! flight, but only under the lock of the bytes that it passes ([`crate::Device::lock_zone`]). A request may have been
+//! mapped before it moved. So it is checked again when it holds its own lock, behind which the boundary cannot pass.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,11 +69,10 @@ impl Boundary {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Moves the boundary. The caller holds the lock of the bytes in between.
-    pub(crate) fn move_to(&self, position: u64) {
-        self.position.store(position, Ordering::Release);
+    /// Moves the boundary behind `zone`, which is the next. The caller holds its lock.
+    pub(crate) fn pass(&self, zone: &Range<u64>) {
+        if let Some(behind) = self.behind(zone) {
+            self.position.store(behind, Ordering::Release);
+        }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -81,8 +81,8 @@ pub enum ControlError {
     },
 }
 
-/// A crypt mapping on its stores. Immutable except for its locks, its counters, the flag of a failed flush, and changes
-/// made while it is suspended.
+/// A crypt mapping on its stores. Immutable except for its locks, its counters, the flag of a failed flush, the
+/// boundary of a re-encryption, and changes made while it is suspended.
 pub struct Device {
     freeze: Freeze,
     /// Held by the thread that suspends, resumes or replaces. True after [`Device::end`], which permits no more of

@@ -50,7 +50,7 @@ impl Scene {
         self.locks.unlock(lock);
     }
 
-    /// Rewrites the unit as a part of a longer range, which nobody else may use.
+    /// Rewrites the unit as a part of a longer range, which no other thread may use.
     fn rewrite(&self) {
         let lock = self.locks.lock_range_blocking(0, 0..16);
         self.unit.with_mut(|_| ());

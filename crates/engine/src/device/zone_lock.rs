@@ -1,7 +1,6 @@
 //! Zones of a re-encryption: the bytes that become new next, locked against all clients.
 
 use super::Device;
-use crate::boundary::Boundary;
 use crate::freeze::UsageGuard;
 use crate::locks::LockId;
 use crate::request::RequestError;
@@ -26,8 +25,8 @@ impl Device {
         self.mapping().boundary()
     }
 
-    /// Locks the bytes `zone` of the device, which are to be re-encrypted next: from the boundary on, or up to it if the
-    /// re-encryption goes backward. Blocks while requests that came first use the zone, and while the device is
+    /// Locks the bytes `zone` of the device, which are to be re-encrypted next: from the boundary on, or up to it if
+    /// the re-encryption goes backward. Blocks while requests that came first use the zone, and while the device is
     /// suspended.
     ///
     /// # Errors
@@ -48,12 +47,10 @@ impl Device {
 
 impl ZoneLock<'_> {
     /// Moves the boundary behind the zone: its bytes are read and written on the new side from now on, also by requests
-    /// that wait for them. The store has them there. A lock that is dropped without this call leaves the zone old.
+    /// that wait for them. The store has them there. A lock that is dropped without this call leaves the zone old, so
+    /// what was rewritten has to be restored before.
     pub fn move_boundary(self) {
-        let boundary = self.in_use.boundary.as_deref();
-        if let Some((boundary, behind)) = boundary.and_then(|boundary| Some((boundary, boundary.behind(&self.zone)?))) {
-            Boundary::move_to(boundary, behind);
-        }
+        self.in_use.boundary.iter().for_each(|boundary| boundary.pass(&self.zone));
     }
 
     /// Makes all requests fail with `EIO` from now on, those that wait for the zone too: its bytes are neither old nor

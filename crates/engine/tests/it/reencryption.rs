@@ -227,7 +227,7 @@ struct Slot {
     client: Client,
     ask: Option<Ask>,
     done: u64,
-    /// The part under way; its length is 0 if none is.
+    /// The part in flight; its length is 0 if none is.
     part: Ask,
     /// Mapped already, and kept back for a turn.
     held: Option<Request>,
