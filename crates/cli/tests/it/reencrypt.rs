@@ -189,7 +189,7 @@ fn passphrase_is_tested_and_found_behind_a_keyslot_without_volume_key() {
 }
 
 #[test]
-fn what_does_not_fit_a_re_encryption_that_has_begun_is_refused() {
+fn options_that_do_not_fit_a_re_encryption_are_refused_and_nothing_is_written() {
     let (dir, input) = (Dir::new(), noise(LEN));
     let (image, header) = (volume(&dir, &input, &[]), dir.name("header"));
     let misfit = "Requested --resilience option cannot be applied to current reencryption operation.";
@@ -218,7 +218,7 @@ fn what_does_not_fit_a_re_encryption_that_has_begun_is_refused() {
 }
 
 #[test]
-fn repair_adds_the_digest_of_a_re_encryption_for_whoever_knows_its_keys() {
+fn repair_adds_the_digest_of_a_re_encryption_with_its_passphrase() {
     let (dir, input) = (Dir::new(), noise(LEN));
     for requirement in ["online-reencrypt", "online-reencrypt-v2"] {
         let image = volume(&dir, &input, &[]);
@@ -238,7 +238,7 @@ fn repair_adds_the_digest_of_a_re_encryption_for_whoever_knows_its_keys() {
         assert!(repaired.code == 0 && repaired.err.contains("that nothing confirms"), "{repaired:?}");
         assert!(content(&image, &[]) == input, "{requirement}");
         assert!(dump(&image, &["Requirements"]).contains("online-reencrypt-v2"));
-        // A digest that is there and does not fit is one that somebody has broken.
+        // A digest that is there and does not fit is never replaced.
         header_policy::change(&image, |json| json["keyslots"]["2"]["direction"] = "backward".into());
         let broken = std::fs::read(&image).unwrap();
         call_with(b"secret", ["repair", "-q", &image]).fails(1, &["its digest does not confirm it"]);

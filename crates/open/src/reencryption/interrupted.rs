@@ -52,7 +52,7 @@ pub fn try_passphrase(header: &Header, key: &KeyOptions, policy: &HeaderPolicy, 
 
 /// Whether the volume has a re-encryption that no digest confirms ([`confirm`]).
 pub fn is_unconfirmed(header: &Header) -> bool {
-    matches!(&header.volume, Volume::Luks2(luks2) if luks2.lacks_reencryption_digest())
+    matches!(&header.volume, Volume::Luks2(luks2) if luks2.has_unconfirmed_reencryption())
 }
 
 /// Adds the digest of a re-encryption that has none, which a passphrase unlocks: that of an old program, or one that an

@@ -120,33 +120,7 @@ impl ReencryptArgs {
             return Err(unsupported_sector());
         }
         let keyslot = keyslot_args(options)?;
-        let defaults = CreateOptions::luks2(&at.image);
-        let cipher = cipher_of(options)?;
-        let hash = keyslot.hash.unwrap_or(defaults.hash);
-        // Otherwise it is that of the volume.
-        let has_cipher = options.cipher.is_some() || options.encrypt;
-        let create = CreateOptions {
-            header: at.header.clone(),
-            cipher,
-            key_len: match options.new_key_size.or(options.key_size) {
-                Some(bits) if !has_cipher || options.new_key_size.is_some() => key_bytes(bits)?,
-                _ => key_len_of(options, cipher, true)?,
-            },
-            hash,
-            kdf: keyslot.kdf.request(KdfKind::Argon2id, hash),
-            keyslot: options.key_slot.unwrap_or(0),
-            keyslot_cipher: keyslot.cipher,
-            sector_size: Some(unit.map_or(512, |unit| unit.bytes() as u32)),
-            uuid: options.uuid.clone(),
-            label: options.label.clone(),
-            subsystem: options.subsystem.clone(),
-            policy: at.policy.clone(),
-            start: options.offset.map_or(DataStart::Usual, DataStart::At),
-            ..defaults
-        };
-        if has_cipher {
-            create.check()?;
-        }
+        let create = create_options(options, &at, &keyslot, unit)?;
         let key_len = match (&options.cipher, options.new_key_size.or(options.key_size)) {
             (_, Some(bits)) => Some(key_bytes(bits)?),
             (Some(_), None) => Some(create.key_len),
@@ -465,6 +439,43 @@ impl ReencryptArgs {
 fn kept_costs(volume: &Volume, numbers: &[u32]) -> Vec<(u32, NewKeyslot)> {
     let Volume::Luks2(luks2) = volume else { return Vec::new() };
     numbers.iter().filter_map(|number| Some((*number, luks2.keyslot_like(*number)?))).collect()
+}
+
+/// Returns the header of a device to encrypt. `unit`: `None`: sectors of 512 bytes.
+fn create_options(
+    options: &Options,
+    at: &HeaderOptions,
+    keyslot: &KeyslotArgs,
+    unit: Option<DataUnitSize>,
+) -> anyhow::Result<CreateOptions> {
+    let defaults = CreateOptions::luks2(&at.image);
+    let cipher = cipher_of(options)?;
+    let hash = keyslot.hash.unwrap_or(defaults.hash);
+    // Otherwise it is that of the volume.
+    let has_cipher = options.cipher.is_some() || options.encrypt;
+    let create = CreateOptions {
+        header: at.header.clone(),
+        cipher,
+        key_len: match options.new_key_size.or(options.key_size) {
+            Some(bits) if !has_cipher || options.new_key_size.is_some() => key_bytes(bits)?,
+            _ => key_len_of(options, cipher, true)?,
+        },
+        hash,
+        kdf: keyslot.kdf.request(KdfKind::Argon2id, hash),
+        keyslot: options.key_slot.unwrap_or(0),
+        keyslot_cipher: keyslot.cipher,
+        sector_size: Some(unit.map_or(512, |unit| unit.bytes() as u32)),
+        uuid: options.uuid.clone(),
+        label: options.label.clone(),
+        subsystem: options.subsystem.clone(),
+        policy: at.policy.clone(),
+        start: options.offset.map_or(DataStart::Usual, DataStart::At),
+        ..defaults
+    };
+    if has_cipher {
+        create.check()?;
+    }
+    Ok(create)
 }
 
 /// Refuses options that do not go together.

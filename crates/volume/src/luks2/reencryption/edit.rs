@@ -288,7 +288,7 @@ impl Luks2 {
     }
 
     /// Adds the digest of a re-encryption that has none, and gives it the version that has one. From then on, it is one
-    /// that whoever knows the keys has agreed to.
+    /// to which the owner of the keys has agreed.
     ///
     /// # Errors
     ///
@@ -300,7 +300,7 @@ impl Luks2 {
         keys: &ReencryptionKeys,
         (hash, kdf): (Hash, &KdfRequest),
     ) -> Result<(), EditError> {
-        if !self.lacks_reencryption_digest() {
+        if !self.has_unconfirmed_reencryption() {
             return Err(UnlockError::Reencryption { reason: "it has a digest" }.into());
         }
         let sequence = digest::sequence(found, keys.old.as_ref(), keys.new.as_ref())?;

@@ -179,7 +179,7 @@ impl Luks2 {
 impl Luks2 {
     /// Whether the header has a re-encryption that no digest confirms, as cryptsetup before 2.4.3 begins them
     /// ([`Luks2::add_reencryption_digest`]).
-    pub fn lacks_reencryption_digest(&self) -> bool {
+    pub fn has_unconfirmed_reencryption(&self) -> bool {
         let is_reencryption = matches!(&self.metadata.config.requirements[..], [one] if version(one).is_some());
         is_reencryption && keyslot_of(&self.metadata).is_ok_and(|(number, ..)| self.digest_of(number).is_none())
     }

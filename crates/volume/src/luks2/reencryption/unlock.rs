@@ -88,7 +88,7 @@ impl Luks2 {
         passphrase: &Secret,
         options: &UnlockOptions,
     ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
-        if !self.lacks_reencryption_digest() {
+        if !self.has_unconfirmed_reencryption() {
             return refused("it has a digest");
         }
         let found = Reencryption::described(&self.metadata)?.with_progress(&self.metadata)?;
