@@ -18,7 +18,7 @@ if [ -z "${INLOCK_CONTROL:-}" ]; then
     mount --bind /dev/inlock /dev/mapper
 fi
 
-export BASH_ENV=$here/trace.sh LC_ALL=C
+export BASH_ENV=$here/trace.sh LC_ALL=C INLOCK_SCRIPT=$1
 export INLOCK_REAL_PATH=$PATH:/usr/sbin:/sbin
 export PATH=$here/bin:$PATH:/usr/sbin:/sbin
 status=0
@@ -32,6 +32,9 @@ if [ -z "${INLOCK_CONTROL:-}" ]; then
         kill -KILL "$pid" || true
     done
 fi
+for file in "$INLOCK_RUN"/*.faulty; do
+    [ ! -e "$file" ] || umount --lazy "$file"
+done
 for ((number = INLOCK_LOOP_BASE; number < INLOCK_LOOP_BASE + 20; number++)); do
     [ ! -e "/sys/block/loop$number/loop/backing_file" ] || "$INLOCK_REAL_LOSETUP" -d "/dev/loop$number"
 done

@@ -31,7 +31,15 @@ __inlock_step() {
             [ "$INLOCK_CONTINUE" != 1 ] || [[ " ${FUNCNAME[*]} " != *" add_"*device\ * ]]
             return
             ;;
-        skip | skip\ *) printf 'S %s %s\n' "$line" "${3//$'\n'/ }" >> "$INLOCK_TRACE" ;;
+        skip\ *)
+            # A call that prepares the next checks has failed: they can go on.
+            if [ "$INLOCK_CONTINUE" = 1 ] && [[ " ${FUNCNAME[*]} " == *" img_prepare "* ]]; then
+                printf 'F %s %s %s\n' "$line" "$1" "${3//$'\n'/ }" >> "$INLOCK_TRACE"
+                return 1
+            fi
+            printf 'S %s %s\n' "$line" "${3//$'\n'/ }" >> "$INLOCK_TRACE"
+            ;;
+        skip) printf 'S %s %s\n' "$line" "${3//$'\n'/ }" >> "$INLOCK_TRACE" ;;
         *) [ "$line" = "$__inlock_last" ] || printf 'R %s\n' "$line" >> "$INLOCK_TRACE" ;;
     esac
     __inlock_last=$line

@@ -163,7 +163,11 @@ impl Header {
             return Ok(opened);
         }
         self.ask_until(key, ask, |passphrase| match self.open_keyslot_with(passphrase, key.slot)? {
-            (number, _) if self.volume.keyslot_status(number) == KeyslotStatus::Unbound => Err(Error::no_key()),
+            (number, _) if self.volume.keyslot_status(number) == KeyslotStatus::Unbound => match key.slot {
+                Some(_) => Err(Error::no_key()),
+                // The passphrase may be that of another keyslot as well.
+                None => self.open_one_of(&keyslots(&self.volume, holds_volume_key), passphrase),
+            },
             opened => Ok(opened),
         })
     }
@@ -184,18 +188,20 @@ impl Header {
             }
             None => {}
         }
-        let opened = self.ask_until(key, ask, |passphrase| {
-            let mut first_error = None;
-            for number in &others {
-                match self.open_keyslot_with(passphrase, Some(*number)) {
-                    Err(error) if error.kind() == ErrorKind::NoKey => {}
-                    Err(error) => drop(first_error.get_or_insert(error)),
-                    opened => return opened,
-                }
+        self.ask_until(key, ask, |passphrase| self.open_one_of(&others, passphrase)).map(|opened| opened.number)
+    }
+
+    /// Opens the first of some keyslots that the passphrase opens.
+    fn open_one_of(&self, numbers: &[u32], passphrase: &Secret) -> Result<(u32, VolumeKey)> {
+        let mut first_error = None;
+        for number in numbers {
+            match self.open_keyslot_with(passphrase, Some(*number)) {
+                Err(error) if error.kind() == ErrorKind::NoKey => {}
+                Err(error) => drop(first_error.get_or_insert(error)),
+                opened => return opened,
             }
-            Err(first_error.unwrap_or_else(Error::no_key))
-        });
-        opened.map(|opened| opened.number)
+        }
+        Err(first_error.unwrap_or_else(Error::no_key))
     }
 
     /// Opens a keyslot, `slot` or any, and returns its number and its key.

@@ -37,6 +37,10 @@ impl Script {
             while lines[at].ends_with('\\') && at + 1 < lines.len() {
                 at += 1;
             }
+            // A word in quotes that goes on to the line which ends it.
+            if lines[at].ends_with(" '") {
+                at = (at + 1..lines.len()).find(|&line| lines[line].contains('\'')).unwrap_or(at);
+            }
             body.push((first..=at, lines[first..=at].join(" ").replace("\\ ", " ")));
             at = end_of_here_document(&lines, at) + 1;
         }
@@ -129,6 +133,9 @@ if true; then
 	check_exists
 fi
 # run || fail
+check_exists '
+	.a = 1 |
+	.b = 2' file
 "#;
 
     #[test]
@@ -140,6 +147,7 @@ fi
             (14..=15, "run two --option && fail \"too much\""),
             (19..=19, "[ $? -eq 0 ] || fail \"Expect script failed.\""),
             (21..=21, "check_exists"),
+            (24..=26, "check_exists ' .a = 1 | .b = 2' file"),
         ];
         assert_eq!(found, expected);
         assert_eq!(script.step_at(15).map(|step| *step.lines.start()), Some(14));

@@ -46,6 +46,13 @@ pub(crate) struct KeyslotArgs {
 }
 
 impl KeyslotArgs {
+    /// Whether an option says what a key derivation costs.
+    pub(crate) fn has_costs(&self) -> bool {
+        let KdfArgs { kind, iter_time_ms, force_iterations, memory_kib, parallel } = &self.kdf;
+        let numbers = [iter_time_ms, force_iterations, memory_kib, parallel];
+        kind.is_some() || self.hash.is_some() || numbers.iter().any(|number| number.is_some())
+    }
+
     /// Returns the request for a keyslot of `volume`.
     pub(crate) fn request(&self, volume: &Volume) -> anyhow::Result<NewKeyslot> {
         let mut new = volume.new_keyslot();

@@ -13,7 +13,6 @@ const OPTIONS: &[LeftOut] = &[
         options: &[
             "active-name",
             "force-no-keyslots",
-            "new-key-size",
             "new-volume-key-keyring",
             "use-directio",
             "use-fsync",

@@ -563,6 +563,9 @@ pub(crate) struct Options {
     /// Use the volume key from file as the new one
     #[arg(long, value_name = "FILE", help_heading = "Re-encryption")]
     pub new_volume_key_file: Option<PathBuf>,
+    /// Size of the new volume key (default: --key-size)
+    #[arg(long, value_name = "BITS", help_heading = "Re-encryption")]
+    pub new_key_size: Option<u32>,
     /// Force offline LUKS2 reencryption, also to longer sectors than a file system may take
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub force_offline_reencrypt: bool,

@@ -5,6 +5,7 @@ use crate::host::context;
 use inlock_open::edit::scrubbed;
 use inlock_open::header::Header;
 use inlock_open::keyring::{LinkedKeys, check_links};
+use inlock_open::reencryption::try_passphrase;
 use inlock_open::secret::Ask;
 use inlock_open::source::{HeaderOptions, Luks, OpenOptions, VolumeType};
 
@@ -21,9 +22,12 @@ pub(super) fn run(args: &OpenOptions, luks: Luks, unbound: bool) -> anyhow::Resu
     let at =
         HeaderOptions { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
     let header = Header::load(context(), &at, false)?;
+    let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, context: context() };
+    if scrubbed(|| try_passphrase(&header, &args.key, &args.policy, ask))? {
+        return Ok(());
+    }
     header.check(&args.policy)?;
     check_links(&args.links, &header.kind())?;
-    let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, context: context() };
     let of_keyslot = args.key.volume_key.is_none() && (unbound || args.key.slot.is_some());
     scrubbed(|| -> inlock_open::Result<()> {
         let key = match of_keyslot {

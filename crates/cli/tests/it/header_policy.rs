@@ -31,7 +31,8 @@ fn rewrite(image: &str, change: impl Fn(String) -> Vec<u8>) {
     }
 }
 
-fn change(image: &str, change: impl Fn(&mut Value)) {
+/// Changes the metadata of both copies of a LUKS2 header.
+pub(crate) fn change(image: &str, change: impl Fn(&mut Value)) {
     rewrite(image, |text| {
         let mut value = serde_json::from_str(&text).unwrap();
         change(&mut value);

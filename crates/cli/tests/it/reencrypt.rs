@@ -2,6 +2,7 @@
 
 use crate::harness::killed::Killed;
 use crate::harness::{Dir, Ended, FAST, call, call_with, have, inlock, noise, run};
+use crate::header_policy;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
@@ -117,6 +118,142 @@ fn device_is_encrypted_and_decrypted_in_place() {
     assert!(std::fs::read(&image).unwrap() == input);
 }
 
+#[test]
+fn part_of_a_device_is_encrypted_and_nothing_else_is_touched() {
+    let (dir, input, rest) = (Dir::new(), noise(LEN), noise(LEN));
+    let image = dir.file("plain", &[input.clone(), rest.clone()].concat());
+    // The header, the data, what is not asked for, and the place that the first data have meanwhile.
+    for (words, start, kept) in [
+        (&["--device-size", "1M", "--reduce-device-size", "8M"][..], 4 << 20, 5 << 20..12 << 20),
+        (&["--device-size", "6M", "--reduce-device-size", "10M"], 5 << 20, 11 << 20..11 << 20),
+        (&["--offset", "2048", "--device-size", "2M", "--reduce-device-size", "8M"], 1 << 20, 3 << 20..15 << 20),
+    ] {
+        let len = if words[0] == "--offset" { 2 << 20 } else { words[1].trim_end_matches('M').parse().unwrap() };
+        let len = if len < 1 << 20 { len << 20 } else { len };
+        let whole = [input.clone(), rest.clone()].concat();
+        std::fs::write(&image, &whole).unwrap();
+        reencrypt(&image, &[&["--encrypt"], words].concat()).works();
+        assert!(content(&image, &[])[..len] == whole[..len], "{words:?}");
+        assert!(std::fs::read(&image).unwrap()[kept.clone()] == whole[kept], "{words:?}");
+        assert_eq!(dump(&image, &["offset: ", "Requirements"]), format!("offset: {start} [bytes]"), "{words:?}");
+    }
+    let detached = dir.name("detached");
+    std::fs::write(&image, &rest).unwrap();
+    reencrypt(&image, &["--encrypt", "--header", &detached, "--offset", "2048"]).works();
+    assert!(std::fs::read(&image).unwrap()[..1 << 20] == rest[..1 << 20]);
+    assert!(content(&image, &["--header", &detached]) == rest[1 << 20..]);
+}
+
+#[test]
+fn key_derivations_of_keyslots_are_kept_unless_others_are_asked_for() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let image = volume(&dir, &input, &[]);
+    let (other, key) = (dir.file("other", b"other"), dir.file("key", b"secret"));
+    let costs = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1234"];
+    call(["luksAddKey", "-q", "--key-file", &key, &image, &other].iter().chain(&costs)).works();
+    call_with(b"secret\nother\n", ["reencrypt", "-q", &image]).works();
+    assert_eq!(dump(&image, &["PBKDF:"]), "PBKDF:      argon2id PBKDF:      pbkdf2");
+    assert!(dump(&image, &["Memory:", "Iterations:"]).starts_with("Memory:     32 Iterations: 1234 Iterations: "));
+    let words = ["reencrypt", "-q", "--disable-keyring", "--new-key-size", "256", &image];
+    call_with(b"secret\nother\n", words.iter().chain(&FAST)).works();
+    assert_eq!(dump(&image, &["PBKDF:"]), "PBKDF:      argon2id PBKDF:      argon2id");
+    assert!(dump(&image, &["Key:"]).contains("256 bits"));
+    assert!(content(&image, &["--key-file", &other]) == input);
+}
+
+#[test]
+fn new_volume_key_comes_from_a_file_and_may_have_another_length() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let image = volume(&dir, &input, &["--cipher", "aes-cbc-essiv:sha256", "--key-size", "256"]);
+    let (same, short) = (dir.file("same", &[9; 32]), dir.file("short", &[7; 16]));
+    for (key, words) in [(&same, &[][..]), (&short, &["--new-key-size", "128"])] {
+        reencrypt(&image, &[&["--new-volume-key-file", key], words].concat()).works();
+        call(["open", "--test-passphrase", &image, "--volume-key-file", key]).works();
+        assert!(content(&image, &[]) == input, "{key}");
+    }
+    reencrypt(&image, &["--new-key-size", "512"]).fails(1, &["key-size"]);
+}
+
+#[test]
+fn passphrase_is_tested_and_found_behind_a_keyslot_without_volume_key() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let (image, key) = (dir.file("plain", &input), dir.file("key", b"secret"));
+    let header = dir.name("header");
+    let format = ["luksFormat", "-q", "--header", &header, "-S", "5", &image];
+    call_with(b"secret", format.iter().chain(&FAST)).works();
+    let unbound = ["luksAddKey", "-q", "--unbound", "-s", "80", "--new-key-slot", "0", &header, &key];
+    call(unbound.iter().chain(&FAST)).works();
+    reencrypt(&image, &["--decrypt", "--init-only", "--header", &header]).works();
+    call_with(b"secret", ["open", "--test-passphrase", &header]).works();
+    call_with(b"wrong", ["open", "--test-passphrase", &header]).fails(2, &["No key available with this passphrase."]);
+}
+
+#[test]
+fn options_that_do_not_fit_a_re_encryption_are_refused_and_nothing_is_written() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let (image, header) = (volume(&dir, &input, &[]), dir.name("header"));
+    let misfit = "Requested --resilience option cannot be applied to current reencryption operation.";
+    for words in [&["--resilience", "datashift"][..], &["--resilience", "datashift-journal"]] {
+        reencrypt(&image, &[words, &["--init-only"]].concat()).fails(1, &[misfit]);
+    }
+    for resilience in ["none", "datashift"] {
+        let words = ["--decrypt", "--header", &header, "--resilience", resilience];
+        reencrypt(&image, &words).fails(1, &[misfit]);
+        assert!(!std::path::Path::new(&header).exists());
+    }
+    reencrypt(&image, &["--init-only"]).works();
+    let before = std::fs::read(&image).unwrap();
+    for (words, text) in [
+        (&["--encrypt", "--reduce-device-size", "4M"][..], "is in another re-encryption: reencrypt."),
+        (&["--decrypt"], "is in another re-encryption: reencrypt."),
+        (&["--resilience", "datashift-checksum"], misfit),
+        (&["--device-size", "1M"], "it has begun with 8388608 bytes"),
+        (&["--encrypt", "--header", &header], "has a LUKS header already."),
+    ] {
+        reencrypt(&image, words).fails(1, &[text]);
+        assert!(std::fs::read(&image).unwrap() == before && !std::path::Path::new(&header).exists(), "{words:?}");
+    }
+    reencrypt(&image, &["--device-size", "8M"]).works();
+    assert!(content(&image, &[]) == input);
+}
+
+#[test]
+fn repair_adds_the_digest_of_a_re_encryption_with_its_passphrase() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    for requirement in ["online-reencrypt", "online-reencrypt-v2"] {
+        let image = volume(&dir, &input, &[]);
+        reencrypt(&image, &["--init-only"]).works();
+        header_policy::change(&image, |json| {
+            json["digests"].as_object_mut().unwrap().remove("2").unwrap();
+            json["config"]["requirements"]["mandatory"][0] = requirement.into();
+        });
+        let before = std::fs::read(&image).unwrap();
+        for action in ["export", "reencrypt"] {
+            let words = if action == "export" { &["-"][..] } else { &[] };
+            call_with(b"secret", [action, "-q", &image].iter().chain(words)).fails(1, &["no digest"]);
+        }
+        call_with(b"wrong", ["repair", "-q", &image]).fails(2, &["No key available with this passphrase."]);
+        assert!(std::fs::read(&image).unwrap() == before, "{requirement}");
+        let repaired = call_with(b"secret", ["repair", "-q", "--disable-keyring", &image]);
+        assert!(repaired.code == 0 && repaired.err.contains("that nothing confirms"), "{repaired:?}");
+        assert!(content(&image, &[]) == input, "{requirement}");
+        assert!(dump(&image, &["Requirements"]).contains("online-reencrypt-v2"));
+        // A digest that is there and does not fit is never replaced.
+        header_policy::change(&image, |json| json["keyslots"]["2"]["direction"] = "backward".into());
+        let broken = std::fs::read(&image).unwrap();
+        call_with(b"secret", ["repair", "-q", &image]).fails(1, &["its digest does not confirm it"]);
+        reencrypt(&image, &[]).fails(1, &["its digest does not confirm it"]);
+        // Without the requirement, old programs would take the old segment for the volume.
+        header_policy::change(&image, |json| json["config"]["requirements"] = serde_json::json!({}));
+        let left = std::fs::read(&image).unwrap();
+        call_with(b"secret", ["export", "-q", &image, "-"]).fails(1, &["not its requirement"]);
+        call_with(b"secret", ["repair", "-q", &image]).fails(1, &["not its requirement"]);
+        header_policy::change(&image, |json| json["config"]["requirements"] = serde_json::json!({"mandatory": []}));
+        reencrypt(&image, &[]).fails(1, &["not its requirement"]);
+        assert!(broken[32 << 10..] == std::fs::read(&image).unwrap()[32 << 10..] && broken.len() == left.len());
+    }
+}
+
 /// Starts `reencrypt` with many zones, and returns it after this number of them.
 fn interrupt(image: &str, words: &[&str], zones: usize) -> Killed {
     let mut command = inlock();
@@ -216,7 +353,17 @@ fn impossible_re_encryption_is_refused_and_writes_nothing() {
         (&image, &["--cipher", "aes-xts-plain64", "--key-size", "128"], "key"),
         (&image, &["--resume-only"], "Device reencryption not in progress."),
         (&image, &["--write-log"], "is not available"),
+        (&image, &["--offset", "8192"], "Option --offset needs --encrypt."),
+        (&image, &["--type", "luks1"], "Action reencrypt works on LUKS2 volumes only."),
         (&luks1, &[], "LUKS2"),
+        (&plain, &["--encrypt", "--type", "luks1", "--reduce-device-size", "2M"], "works on LUKS2 volumes only."),
+        (
+            &plain,
+            &["--encrypt", "--reduce-device-size", "2M", "name"],
+            "A name is taken with --encrypt and --init-only.",
+        ),
+        (&plain, &["--encrypt", "--reduce-device-size", "2M", "--offset", "4096"], "less than or equal to half"),
+        (&plain, &["--encrypt", "--reduce-device-size", "2M", "--device-size", "7M"], "and to keep 7340032 bytes."),
         (&plain, &[], "is not a valid LUKS device."),
         (&plain, &["--encrypt"], "Encryption without detached header (--header) is not possible"),
         (&plain, &["--encrypt", "--reduce-device-size", "8M"], "is too small to be reduced by 8388608 bytes."),

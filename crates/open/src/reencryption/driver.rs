@@ -16,7 +16,7 @@ use std::ops::{ControlFlow, Range};
 use inlock_engine::BackingStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_volume::luks2::Luks2;
-use inlock_volume::luks2::reencryption::{PieceState, Protection, Reencryption, ReencryptionKeys};
+use inlock_volume::luks2::reencryption::{PieceState, Protection, Reencryption, ReencryptionKeys, ReencryptionMode};
 use inlock_volume::{EditError, HeaderDevice};
 
 use super::checksums::{Checksums, Verdict};
@@ -281,9 +281,15 @@ impl<'a> Driver<'a> {
         }
         (self.is_finished, self.is_writing) = (true, false);
         let Some(shift) = self.state.keyslot.resilience.shift else { return Ok(()) };
-        let (new_end, end) = (self.state.new_place(self.len), self.devices.data.geometry().len);
-        // A first segment that was moved to the end of the device, or the old place of the last data.
-        let left = new_end..end.min(new_end.saturating_add(shift));
+        let left = match (&self.state.moved, self.state.keyslot.mode) {
+            // The first segment, which was moved to the end of the device.
+            (Some(moved), ReencryptionMode::Encrypt) => moved.clone(),
+            // The old place of the last data.
+            _ => {
+                let (new_end, end) = (self.state.new_place(self.len), self.devices.data.geometry().len);
+                new_end..end.min(new_end.saturating_add(shift))
+            }
+        };
         let mut noise = vec![0; CHUNK];
         let mut at = left.start;
         while at < left.end {

@@ -3,15 +3,16 @@
 use inlock_engine::store::file::IoMode;
 use inlock_volume::luks2::Luks2;
 use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
-use inlock_volume::{HeaderPolicy, Volume, VolumeKey};
+use inlock_volume::{Hash, HeaderPolicy, KdfKind, KdfRequest, Volume, VolumeKey};
 
 use super::driver::{Devices, Driver, Recovered};
-use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_unlock};
+use crate::device::{Device, OpenMode};
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
 use crate::header::{Header, unlock_options};
-use crate::lock::{self, Mode};
+use crate::host::Context;
+use crate::lock::{self, Mode, VolumeName};
 use crate::secret::Ask;
-use crate::source::{KeyOptions, Luks};
+use crate::source::{HeaderOptions, KeyOptions, Luks};
 
 /// Most positions of lost blocks in a warning.
 const MAX_LISTED: usize = 8;
@@ -24,9 +25,61 @@ pub(crate) fn state_of(header: &Header) -> Result<Option<Reencryption>> {
     }
 }
 
+/// Whether the volume is in re-encryption.
+pub fn is_begun(header: &Header) -> Result<bool> {
+    Ok(state_of(header)?.is_some())
+}
+
 /// Whether a zone of the volume was being written when its process or the machine stopped, and has to be recovered.
 pub fn is_hot(header: &Header) -> Result<bool> {
     Ok(state_of(header)?.is_some_and(|state| state.pieces.hot().is_some()))
+}
+
+/// Asks for passphrases until one unlocks both keys of a volume that is re-encrypted. `false`: it is not.
+///
+/// # Errors
+///
+/// Fails if no passphrase does, or the header has a re-encryption that cannot be used.
+pub fn try_passphrase(header: &Header, key: &KeyOptions, policy: &HeaderPolicy, ask: Ask<'_>) -> Result<bool> {
+    if state_of(header)?.is_none() {
+        return Ok(false);
+    }
+    header.unlock_reencryption(key, policy, ask).map(|_| true)
+}
+
+/// Whether the volume has a re-encryption that no digest confirms ([`confirm`]).
+pub fn is_unconfirmed(header: &Header) -> bool {
+    matches!(&header.volume, Volume::Luks2(luks2) if luks2.has_unconfirmed_reencryption())
+}
+
+/// Adds the digest of a re-encryption that has none, which a passphrase unlocks: that of an old program, or one that an
+/// attacker has put into the header. Whoever calls this says that it is not the latter.
+///
+/// # Errors
+///
+/// Fails before it writes if the passphrase is wrong, or the header has no such re-encryption.
+pub fn confirm(context: &Context, at: &HeaderOptions, key: &KeyOptions, ask: Ask<'_>) -> Result<()> {
+    let data = Device::open(context, &at.image, OpenMode::Write)?;
+    data.check_writable()?;
+    let _data = lock::storage(&data, Mode::Exclusive)?;
+    let header = at.header.as_deref().map(|path| Device::open(context, path, OpenMode::Header)).transpose()?;
+    let mut header = Header::load_from(header.unwrap_or_else(|| data.duplicate()), at.luks, false)?;
+    header.check_luks2()?;
+    let _volume = lock::volume(&data, &VolumeName::of(&header.volume), Mode::Exclusive)?;
+    let _lock = lock::reencryption(&data, header.volume.uuid(), Mode::Exclusive)?;
+    header.volume = Header::load_again(&header.device, at.luks)?;
+    let (device, path) = (header.device.header()?, header.path().to_owned());
+    let options = unlock_options(None, at.policy.clone());
+    let luks2 = luks2_of(&header)?;
+    let ((state, keys), _) = header.ask_until_opened(key, ask, |passphrase| {
+        let _serial = lock::memory_hard_pbkdf(context)?;
+        let _lock = lock::header(&header.device, Mode::Shared)?;
+        luks2.unlock_unconfirmed_reencryption(&device, passphrase, &options).map_err(cannot_unlock(&path))
+    })?;
+    let mut luks2 = luks2.clone();
+    let _lock = lock::header(&header.device, Mode::Exclusive)?;
+    let costs = (Hash::Sha256, &KdfRequest::new(KdfKind::Pbkdf2));
+    luks2.add_reencryption_digest(&device, &state, &keys, costs).map_err(cannot_edit(&path))
 }
 
 /// Returns the header of a volume that is re-encrypted.

@@ -15,6 +15,6 @@ mod shift;
 mod tests;
 
 pub use driver::{Devices, Driver, Recovered};
-pub use interrupted::is_hot;
+pub use interrupted::{confirm, is_begun, is_hot, is_unconfirmed, try_passphrase};
 pub use offline::{NewParameters, Offline, ZoneProtection};
 pub use shift::NewEncryption;

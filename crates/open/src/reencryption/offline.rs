@@ -54,6 +54,8 @@ pub struct NewParameters {
     pub key: Option<VolumeKey>,
     /// Parameters of the new keyslots.
     pub keyslot: NewKeyslot,
+    /// Those that differ, each with the number of the keyslot that it replaces.
+    pub other_keyslots: Vec<(u32, NewKeyslot)>,
     /// Hash of the new digests.
     pub hash: Hash,
     /// How a zone is protected while it is written.
@@ -166,7 +168,12 @@ impl Offline {
 
     /// Whether its re-encryption has begun.
     pub fn has_begun(&self) -> Result<bool> {
-        Ok(state_of(&self.header)?.is_some())
+        Ok(self.keyslot()?.is_some())
+    }
+
+    /// Returns mode, direction and resilience of a re-encryption that has begun.
+    pub fn keyslot(&self) -> Result<Option<ReencryptionKeyslot>> {
+        Ok(state_of(&self.header)?.map(|state| state.keyslot))
     }
 
     /// Returns the numbers of the keyslots of the volume key.
@@ -214,10 +221,11 @@ impl Offline {
             ReencryptionMode::Decrypt => ReencryptionKeys::new(Some(copy(key)), None),
         };
         let has_new_key = new.mode == ReencryptionMode::Reencrypt && !new.keeps_key;
+        let new_keyslot = |old: u32| new.other_keyslots.iter().find(|(number, _)| *number == old);
         let keyslots = opened.iter().filter(|_| has_new_key).map(|opened| ReencryptedKeyslot {
             old: opened.number,
             passphrase: &opened.passphrase,
-            new: &new.keyslot,
+            new: new_keyslot(opened.number).map_or(&new.keyslot, |(_, keyslot)| keyslot),
         });
         let is_forward = shift.is_some() || new.mode != ReencryptionMode::Decrypt;
         let direction = if is_forward { Direction::Forward } else { Direction::Backward };
@@ -276,6 +284,19 @@ impl Offline {
             ZoneProtection::Checksum(hash) => {
                 Protection::Checksum { hash: hash.clone(), block: least.max(unit.bytes() as u32) }
             }
+        }
+    }
+
+    /// Checks the length of the data, in bytes, of a re-encryption that is unlocked.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it has begun with another length.
+    pub fn check_len(&self, asked: u64) -> Result<()> {
+        let (state, _) = self.unlocked.as_ref().ok_or_else(Error::no_key)?;
+        match state.len(self.data.len) {
+            len if len == asked => Ok(()),
+            len => Err(refused(&self.data, &format!("it has begun with {len} bytes, and --device-size says {asked}"))),
         }
     }
 

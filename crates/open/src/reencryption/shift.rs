@@ -88,9 +88,13 @@ impl NewEncryption<'_> {
     ///
     /// # Errors
     ///
-    /// Fails if the header cannot be created.
+    /// Fails if the header cannot be created; before it writes if it would replace one, or the device has one.
     pub fn begin_detached(&self, context: &Context) -> Result<Offline> {
         let Self { create, parameters, passphrase } = self;
+        let header = create.header.as_deref().filter(|path| path.exists());
+        for path in [Some(&*create.image), header].into_iter().flatten() {
+            check_no_header(&Device::open(context, path, OpenMode::Read)?)?;
+        }
         let volume = NewVolume::prepare(context, create)?;
         let mut key = inlock_cipher::VolumeKey::zeroed(create.key_len);
         match &parameters.key {
@@ -106,7 +110,8 @@ impl NewEncryption<'_> {
     }
 
     /// Begins to encrypt a device whose last `2 * shift` bytes have no data: the data move by `shift` bytes, to make
-    /// room for the header, and as many bytes at the end keep the first data meanwhile.
+    /// room for the header, and as many bytes at the end keep the first data meanwhile. What is between the new place
+    /// of shorter data and these is not touched.
     ///
     /// # Errors
     ///
@@ -118,19 +123,13 @@ impl NewEncryption<'_> {
             return Err(refused(&data, "its zones are written in order, and re-encryption writes in place"));
         }
         let locks = vec![lock::whole_device(&data, Mode::Exclusive)?];
-        match load_volume(context, &data.header()?) {
-            Err(LoadError::NotLuks) => {}
-            _ => {
-                let text = format!("Device {} has a LUKS header already.", data.path.display());
-                return Err(Error::new(ErrorKind::CannotReencrypt, text).about(&data.path));
-            }
-        }
+        check_no_header(&data)?;
         let unit = self.parameters.unit.unwrap_or(DataUnitSize::SECTOR);
-        check_shift(&data, shift, unit)?;
-        let (header, keys) = self.header_for(&data, shift, unit)?;
+        let len = len_with_shift(&data, shift, unit, self.parameters.data_len)?;
+        let (header, keys) = self.header_for(&data, shift, unit, len)?;
         let store = data.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
-        copy(&*store, 0, data.len - shift, shift)?;
+        copy(&*store, 0, data.len - shift, shift.min(len))?;
         let written = data.header()?;
         let lock = lock::header(&data, Mode::Exclusive)?;
         let second = DEFAULT_METADATA_LEN as usize;
@@ -152,7 +151,13 @@ impl NewEncryption<'_> {
     }
 
     /// Returns the first `shift` bytes of the device: the header of an encryption that has begun, and its keys.
-    fn header_for(&self, data: &Device, shift: u64, unit: DataUnitSize) -> Result<(Vec<u8>, ReencryptionKeys)> {
+    fn header_for(
+        &self,
+        data: &Device,
+        shift: u64,
+        unit: DataUnitSize,
+        len: u64,
+    ) -> Result<(Vec<u8>, ReencryptionKeys)> {
         let Self { create, parameters, passphrase } = self;
         let draft = Draft { bytes: Mutex::new(vec![0; shift as usize]), device_len: data.len };
         let mut format = Format::new(create, Placement { offset: Some(shift / 512), unit: Some(unit) });
@@ -179,28 +184,44 @@ impl NewEncryption<'_> {
             kdf: parameters.keyslot.kdf,
             hash: parameters.hash,
             device_len: data.len,
-            data_len: None,
+            data_len: Some(len),
         };
         luks2.start_reencryption(&draft, &start).map_err(cannot_edit(&data.path))?;
         Ok((draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner), keys))
     }
 }
 
-/// Refuses a shift for which there is no room, or that splits data units.
-fn check_shift(data: &Device, shift: u64, unit: DataUnitSize) -> Result<()> {
+/// Refuses a device that has a LUKS header, also a damaged one: it would be encrypted twice.
+fn check_no_header(device: &Device) -> Result<()> {
+    match load_volume(device.context(), &device.header()?) {
+        Err(LoadError::NotLuks) => Ok(()),
+        _ => {
+            let text = format!("Device {} has a LUKS header already.", device.path.display());
+            Err(Error::new(ErrorKind::CannotReencrypt, text).about(&device.path))
+        }
+    }
+}
+
+/// Returns the length of the data, `asked` or all, that move by a shift. Refuses one for which there is no room, or
+/// that splits data units.
+fn len_with_shift(data: &Device, shift: u64, unit: DataUnitSize, asked: Option<u64>) -> Result<u64> {
     if shift == 0 || !shift.is_multiple_of(4096) || shift > 1 << 30 {
         let text = "The device is reduced by a multiple of 8192 bytes, at most 2 GiB: half of it is for the header.";
         return Err(Error::new(ErrorKind::CannotReencrypt, text));
     }
-    if data.len < shift.saturating_mul(3) {
-        let text = format!("Device {} is too small to be reduced by {} bytes.", data.path.display(), 2 * shift);
+    let room = data.len.saturating_sub(shift.saturating_mul(2));
+    let len = asked.unwrap_or(room);
+    if len == 0 || len > room {
+        let what = asked.map_or(String::new(), |asked| format!(", and to keep {asked} bytes"));
+        let (path, bytes) = (data.path.display(), 2 * shift);
+        let text = format!("Device {path} is too small to be reduced by {bytes} bytes{what}.");
         return Err(Error::new(ErrorKind::CannotReencrypt, text));
     }
-    if !data.len.is_multiple_of(unit.bytes() as u64) {
+    if !len.is_multiple_of(unit.bytes() as u64) {
         let text = format!("Data device is not aligned to encryption sector size ({} bytes).", unit.bytes());
         return Err(Error::new(ErrorKind::UnitMisfit, text));
     }
-    Ok(())
+    Ok(len)
 }
 
 /// Copies bytes to a place that does not overlap them, durably.

@@ -1,9 +1,12 @@
 //! Making a keyslot: its object in the metadata, and its key material. Used for new volumes and for new keys.
 
+use super::Luks2;
 use super::areas::KEYSLOTS_ALIGN;
+use super::metadata::{KeyslotKdf, KeyslotKind};
+use crate::edit::NewKeyslot;
 use crate::key_material::STRIPES;
 use crate::key_material::{KeyMaterial, SealError, material_len};
-use crate::pbkdf::{Hash, Kdf, KdfLimits, random_bytes};
+use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, random_bytes};
 use crate::secret::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -24,6 +27,29 @@ pub(super) struct KeyslotPlan {
     pub(super) hash: Hash,
     /// The key derivation.
     pub(super) kdf: Kdf,
+}
+
+impl Luks2 {
+    /// Returns the parameters of a new keyslot with the key derivation of one that exists. `None`: it has none, or one
+    /// that a new keyslot cannot have.
+    pub fn keyslot_like(&self, number: u32) -> Option<NewKeyslot> {
+        let KeyslotKind::Luks2(keyslot) = &self.metadata.keyslots.get(&number)?.kind else { return None };
+        let (kind, iterations, memory) = match &keyslot.kdf {
+            KeyslotKdf::Pbkdf2 { iterations, .. } => (KdfKind::Pbkdf2, *iterations, None),
+            KeyslotKdf::Argon2i(cost) => (KdfKind::Argon2i, cost.time, Some((cost.memory_kib, cost.lanes))),
+            KeyslotKdf::Argon2id(cost) => (KdfKind::Argon2id, cost.time, Some((cost.memory_kib, cost.lanes))),
+            KeyslotKdf::Other(_) => return None,
+        };
+        let mut new = NewKeyslot::new(kind);
+        if let KeyslotKdf::Pbkdf2 { hash, .. } = &keyslot.kdf {
+            new.hash = Some(hash.parse().ok()?);
+            new.kdf.hash = new.hash?;
+        }
+        new.kdf.forced_iterations = Some(iterations);
+        (new.kdf.memory_kib, new.kdf.lanes) = memory.unzip();
+        new.kdf.resolve(keyslot.area_key_len as usize).ok()?;
+        Some(new)
+    }
 }
 
 /// Returns the length of the area for a key of `key_len` bytes.

@@ -2,25 +2,30 @@
 
 mod online;
 
+use std::io::Write;
 use std::ops::ControlFlow;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
+use anyhow::Context;
 use inlock_cipher::DataUnitSize;
 use inlock_open::ErrorKind;
-use inlock_open::create::CreateOptions;
+use inlock_open::create::{CreateOptions, DataStart};
 use inlock_open::edit::{OpenedKeyslot, scrubbed};
 use inlock_open::reencryption::{NewEncryption, NewParameters, Offline, ZoneProtection};
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions, VolumeKeyOrigin};
+use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, Luks, VolumeKeyOptions, VolumeKeyOrigin};
+use inlock_serve::control::name::Name;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
-use inlock_volume::{Hash, KdfKind};
+use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 
 use self::online::OnlineArgs;
-use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS};
+use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes, key_len_of};
-use crate::error::CliError;
+use crate::error::{CliError, Status};
 use crate::host::context;
 use crate::system::signals;
 use crate::ui::progress::{Progress, Show};
@@ -29,7 +34,7 @@ use crate::ui::terminal;
 pub(crate) const ACTION: Action = Action {
     name: "reencrypt",
     aliases: &[Alias::new("luksReencrypt")],
-    arguments: &[IMAGE],
+    arguments: &[IMAGE, "[<name>]"],
     options: &[KEY, HEADER, KDF, KEYSLOT, TOKENS, REENCRYPTION],
     about: "re-encrypt, encrypt or decrypt a LUKS2 volume in place",
     prepare: |options, mut arguments| {
@@ -37,7 +42,8 @@ pub(crate) const ACTION: Action = Action {
             let args = OnlineArgs::new(options, arguments.name()?)?;
             return Ok(Prepared::new(move || scrubbed(|| args.run())));
         }
-        let args = ReencryptArgs::new(&options, arguments.path()?)?;
+        let image = arguments.path()?;
+        let args = ReencryptArgs::new(&options, image, arguments.optional().map(name_of).transpose()?)?;
         Ok(Prepared::new(move || scrubbed(|| args.run())))
     },
 };
@@ -45,13 +51,16 @@ pub(crate) const ACTION: Action = Action {
 const REENCRYPTION: &[&str] = &[
     "tries",
     "key-slot",
+    "disable-keyring",
     "encrypt",
     "decrypt",
     "init-only",
     "resume-only",
     "cipher",
     "key-size",
+    "new-key-size",
     "sector-size",
+    "offset",
     "keep-key",
     "new-volume-key-file",
     "resilience",
@@ -91,44 +100,41 @@ struct ReencryptArgs {
     keeps_key: bool,
     new_key: Option<PathBuf>,
     /// `None`: not given.
-    protection: Option<ZoneProtection>,
+    resilience: Option<Resilience>,
     longest_zone: Option<u64>,
     data_len: Option<u64>,
     reduced_by: Option<u64>,
+    /// Start of the new data, in sectors of 512 bytes.
+    offset: Option<u64>,
+    /// Name under which a volume whose encryption has begun is opened.
+    name: Option<Name>,
+    /// `--policy`
+    policy: Option<PathBuf>,
     show: Show,
     batch: bool,
 }
 
 impl ReencryptArgs {
-    fn new(options: &Options, image: PathBuf) -> anyhow::Result<Self> {
+    fn new(options: &Options, image: PathBuf, name: Option<Name>) -> anyhow::Result<Self> {
         check(options)?;
+        if name.is_some() && !(options.encrypt && options.init_only) {
+            return Err(CliError::usage("A name is taken with --encrypt and --init-only."));
+        }
         let at = header_args(options, image)?;
+        if at.luks == Luks::One {
+            return Err(CliError::refused(
+                "Action reencrypt works on LUKS2 volumes only.",
+                "convert a LUKS1 volume with `inlock convert --type luks2`",
+            ));
+        }
         let unit = options.sector_size.map(DataUnitSize::new).transpose().map_err(|_| unsupported_sector())?;
         let unit = unit.filter(|unit| unit.bytes() <= 4096 || options.sector_size.is_none());
         if options.sector_size.is_some() && unit.is_none() {
             return Err(unsupported_sector());
         }
         let keyslot = keyslot_args(options)?;
-        let defaults = CreateOptions::luks2(&at.image);
-        let cipher = cipher_of(options)?;
-        let hash = keyslot.hash.unwrap_or(defaults.hash);
-        let create = CreateOptions {
-            header: at.header.clone(),
-            cipher,
-            key_len: key_len_of(options, cipher, true)?,
-            hash,
-            kdf: keyslot.kdf.request(KdfKind::Argon2id, hash),
-            keyslot: options.key_slot.unwrap_or(0),
-            keyslot_cipher: keyslot.cipher,
-            sector_size: Some(unit.map_or(512, |unit| unit.bytes() as u32)),
-            uuid: options.uuid.clone(),
-            label: options.label.clone(),
-            subsystem: options.subsystem.clone(),
-            policy: at.policy.clone(),
-            ..defaults
-        };
-        create.check()?;
-        let key_len = match (&options.cipher, options.key_size) {
+        let create = create_options(options, &at, &keyslot, unit)?;
+        let key_len = match (&options.cipher, options.new_key_size.or(options.key_size)) {
             (_, Some(bits)) => Some(key_bytes(bits)?),
             (Some(_), None) => Some(create.key_len),
             (None, None) => None,
@@ -150,10 +156,13 @@ impl ReencryptArgs {
             keyslot,
             keeps_key: options.keep_key,
             new_key: options.new_volume_key_file.clone(),
-            protection: protection_of(options)?,
+            resilience: resilience_of(options)?,
             longest_zone: options.hotzone_size,
             data_len: options.device_size,
             reduced_by: options.reduce_device_size,
+            offset: options.offset,
+            name,
+            policy: options.policy.clone(),
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
             batch: options.batch_mode,
             at,
@@ -162,7 +171,14 @@ impl ReencryptArgs {
 
     fn run(&self) -> anyhow::Result<()> {
         let mut offline = match self.mode {
-            ReencryptionMode::Encrypt if !self.is_resume_only && !self.has_header() => self.begin_encryption()?,
+            ReencryptionMode::Encrypt if !self.is_resume_only && !self.has_header() => {
+                let (offline, passphrase) = self.begin_encryption()?;
+                if let Some(name) = &self.name {
+                    drop(offline);
+                    return self.open(name, &passphrase);
+                }
+                offline
+            }
             ReencryptionMode::Decrypt if self.is_header_missing() => {
                 let at = HeaderOptions {
                     header: None,
@@ -197,11 +213,11 @@ impl ReencryptArgs {
         self.at.header.as_ref().is_some_and(|header| !header.exists())
     }
 
-    /// Returns the parameters. `keyslot`: those of new keyslots.
-    fn parameters(&self, keyslot: inlock_volume::NewKeyslot) -> anyhow::Result<NewParameters> {
+    /// Returns the parameters. `keyslot`: those of new keyslots. `key_len`: length of a new volume key.
+    fn parameters(&self, keyslot: NewKeyslot, key_len: usize) -> anyhow::Result<NewParameters> {
         let new_key = self.new_key.as_ref().map(|file| {
             let origin = VolumeKeyOrigin::File(file.clone());
-            secret::read_volume_key(&VolumeKeyOptions { origin, len: self.key_len }, Some(self.create.key_len))
+            secret::read_volume_key(&VolumeKeyOptions { origin, len: self.key_len }, Some(key_len))
         });
         Ok(NewParameters {
             mode: self.mode,
@@ -211,19 +227,42 @@ impl ReencryptArgs {
             keeps_key: self.keeps_key,
             key: new_key.transpose()?,
             keyslot,
+            other_keyslots: Vec::new(),
             hash: self.keyslot.hash.unwrap_or(Hash::Sha256),
-            protection: self.protection.clone().unwrap_or_else(|| ZoneProtection::Checksum("sha256".to_owned())),
+            protection: match &self.resilience {
+                Some(resilience) => resilience.protection.clone(),
+                None => ZoneProtection::Checksum("sha256".to_owned()),
+            },
             data_len: self.data_len,
         })
+    }
+
+    /// Refuses a resilience that a re-encryption to begin cannot have. `is_shifted`: its data move.
+    fn check_resilience(&self, is_shifted: bool) -> anyhow::Result<()> {
+        self.resilience.as_ref().map_or(Ok(()), |resilience| resilience.check(self.mode, is_shifted))
     }
 
     /// Unlocks a re-encryption that has begun.
     fn unlock(&self, mut offline: Offline) -> anyhow::Result<Offline> {
         let image = &self.at.image;
+        if let Some(begun) = offline.keyslot()? {
+            if ![ReencryptionMode::Reencrypt, begun.mode].contains(&self.mode) {
+                return Err(CliError::refused(
+                    format!("Device {} is in another re-encryption: {}.", image.display(), begun.mode.name()),
+                    "leave --encrypt and --decrypt out to go on with it",
+                ));
+            }
+            if let Some(resilience) = &self.resilience {
+                resilience.check(begun.mode, begun.resilience.shift.is_some())?;
+            }
+        }
         offline.unlock(&self.key, Ask { device: image, prompt: None, verify: false, context: context() })?;
-        if let Some(protection) = &self.protection {
+        if let Some(len) = self.data_len {
+            offline.check_len(len)?;
+        }
+        if let Some(resilience) = &self.resilience {
             let kdf = self.keyslot.kdf.request(KdfKind::Pbkdf2, Hash::Sha256);
-            offline.change_protection(protection, kdf)?;
+            offline.change_protection(&resilience.protection, kdf)?;
         }
         Ok(offline)
     }
@@ -253,12 +292,18 @@ impl ReencryptArgs {
                  --force-offline-reencrypt",
             ));
         }
+        self.check_resilience(false)?;
         let volume = &offline.header().volume;
         let mut keyslot = self.keyslot.request(volume)?;
         let key_len = self.key_len.or(volume.volume_key_len()).unwrap_or(64);
-        let numbers = match self.key.slot {
-            Some(number) => vec![number],
-            None => offline.keyslots(),
+        let of_token = match self.key.slot {
+            None if self.key.tokens.is_requested() => Some(self.open_keyslot(&offline, &self.key, None)?),
+            _ => None,
+        };
+        let numbers = match (&of_token, self.key.slot) {
+            (Some(opened), _) => vec![opened.number],
+            (None, Some(number)) => vec![number],
+            (None, None) => offline.keyslots(),
         };
         if numbers.len() > 1 && !matches!(self.key.source, KeySource::Ask | KeySource::Input) {
             return Err(CliError::refused(
@@ -267,9 +312,15 @@ impl ReencryptArgs {
                 "name the keyslot that is kept with --key-slot; the others are removed",
             ));
         }
-        let opened = self.open_keyslots(&offline, &numbers)?;
-        measure(&mut keyslot, key_len)?;
-        offline.begin(&self.parameters(keyslot)?, &opened)?;
+        let kept = if self.keyslot.has_costs() { Vec::new() } else { kept_costs(volume, &numbers) };
+        let opened = match of_token {
+            Some(opened) => vec![opened],
+            None => self.open_keyslots(&offline, &numbers)?,
+        };
+        if kept.len() < numbers.len() {
+            measure(&mut keyslot, key_len)?;
+        }
+        offline.begin(&NewParameters { other_keyslots: kept, ..self.parameters(keyslot, key_len)? }, &opened)?;
         Ok(offline)
     }
 
@@ -279,57 +330,88 @@ impl ReencryptArgs {
         for number in numbers {
             let prompt = format!("Enter passphrase for key slot {number}: ");
             let key = KeyOptions { slot: Some(*number), ..self.key.clone() };
-            let ask = Ask { device: &self.at.image, prompt: Some(&prompt), verify: false, context: context() };
-            opened.push(offline.header().open_bound_keyslot(&key, ask)?);
+            opened.push(self.open_keyslot(offline, &key, Some(&prompt))?);
         }
         Ok(opened)
     }
 
-    fn begin_encryption(&self) -> anyhow::Result<Offline> {
-        let (image, is_asked) = (&self.at.image, terminal::stdin_is_terminal() && !self.batch);
+    fn open_keyslot(&self, offline: &Offline, key: &KeyOptions, prompt: Option<&str>) -> anyhow::Result<OpenedKeyslot> {
+        let ask = Ask { device: &self.at.image, prompt, verify: false, context: context() };
+        Ok(offline.header().open_bound_keyslot(key, ask)?)
+    }
+
+    /// Returns the number of bytes by which the data of a device to encrypt move; `None`: they stay in their place.
+    fn shift(&self) -> anyhow::Result<Option<u64>> {
         match (&self.at.header, self.reduced_by) {
-            (Some(_), None) | (None, Some(_)) => {}
-            (None, None) => {
-                return Err(CliError::usage(
-                    "Encryption without detached header (--header) is not possible without data device size reduction \
-                     (--reduce-device-size).",
-                ));
-            }
-            (Some(_), Some(_)) => {
-                return Err(CliError::usage("Options --reduce-device-size and --header cannot be combined."));
-            }
+            (Some(_), None) => Ok(None),
+            (None, Some(bytes)) => match self.offset.map(|sectors| sectors.saturating_mul(512)) {
+                Some(start) if start > bytes / 2 => Err(CliError::usage(
+                    "Requested data offset must be less than or equal to half of --reduce-device-size parameter.",
+                )),
+                Some(start) => Ok(Some(start)),
+                None => Ok(Some(bytes / 2)),
+            },
+            (None, None) => Err(CliError::usage(
+                "Encryption without detached header (--header) is not possible without data device size reduction \
+                 (--reduce-device-size).",
+            )),
+            (Some(_), Some(_)) => Err(CliError::usage("Options --reduce-device-size and --header cannot be combined.")),
+        }
+    }
+
+    /// Begins to encrypt. Returns the passphrase as well.
+    fn begin_encryption(&self) -> anyhow::Result<(Offline, Secret)> {
+        let (image, is_asked) = (&self.at.image, terminal::stdin_is_terminal() && !self.batch);
+        let shift = self.shift()?;
+        if shift.is_none() {
+            self.check_resilience(false)?;
         }
         if is_asked {
-            let text = match self.reduced_by {
-                Some(_) => format!(
-                    "This will encrypt {} in place; the last {} bytes are lost.",
-                    image.display(),
-                    self.reduced_by.unwrap_or_default()
-                ),
+            let text = match shift {
+                Some(shift) => {
+                    format!("This will encrypt {} in place; the last {} bytes are lost.", image.display(), 2 * shift)
+                }
                 None => format!("This will encrypt {} in place.", image.display()),
             };
             terminal::confirm(&text, CliError::NotConfirmed)?;
         }
         let ask = Ask { device: image, prompt: None, verify: is_asked || self.key.verify, context: context() };
         let passphrase = secret::read(&self.key, ask, None)?.secret;
-        let mut keyslot = inlock_volume::NewKeyslot::default();
+        let mut keyslot = NewKeyslot::default();
         keyslot.kdf = self.create.kdf;
-        let parameters = self.parameters(keyslot)?;
+        let parameters = self.parameters(keyslot, self.create.key_len)?;
         let new = NewEncryption { create: &self.create, parameters: &parameters, passphrase: &passphrase };
-        Ok(match self.reduced_by {
-            Some(bytes) => new.begin_with_shift(context(), bytes / 2)?,
+        let offline = match shift {
+            Some(bytes) => new.begin_with_shift(context(), bytes)?,
             None => new.begin_detached(context())?,
-        })
+        };
+        Ok((offline, passphrase))
+    }
+
+    /// Opens a volume whose encryption has begun, in a process of its own as `open` does.
+    fn open(&self, name: &Name, passphrase: &Secret) -> anyhow::Result<()> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("inlock").args(["open", "--type", "luks2", "--key-file", "-"]).stdin(Stdio::piped());
+        for (option, file) in [("--header", &self.at.header), ("--policy", &self.policy)] {
+            if let Some(file) = file {
+                command.arg(option).arg(file);
+            }
+        }
+        let mut child = command.arg(&self.at.image).arg(name.as_str()).spawn().context("cannot open the volume")?;
+        if let Some(mut input) = child.stdin.take() {
+            // A process that has ended says why by itself.
+            let _ = input.write_all(passphrase.as_bytes());
+        }
+        let status = child.wait().context("cannot open the volume")?;
+        if status.success() { Ok(()) } else { Err(CliError::Silent(Status::Wrong).into()) }
     }
 
     fn begin_decryption(&self, offline: Offline) -> anyhow::Result<Offline> {
         if self.is_resume_only {
             return Err(not_begun().into());
         }
-        let opened = |offline: &Offline| -> anyhow::Result<OpenedKeyslot> {
-            let ask = Ask { device: &self.at.image, prompt: None, verify: false, context: context() };
-            Ok(offline.header().open_bound_keyslot(&self.key, ask)?)
-        };
+        self.check_resilience(offline.header().volume.data_offset() > 0)?;
+        let opened = |offline: &Offline| self.open_keyslot(offline, &self.key, None);
         let (mut offline, opened) = match &self.at.header {
             Some(file) if self.is_header_missing() => {
                 if terminal::stdin_is_terminal() && !self.batch {
@@ -351,7 +433,7 @@ impl ReencryptArgs {
             }
         };
         let keyslot = self.keyslot.request(&offline.header().volume)?;
-        offline.begin_decryption(&self.parameters(keyslot)?, &[opened])?;
+        offline.begin_decryption(&self.parameters(keyslot, self.create.key_len)?, &[opened])?;
         Ok(offline)
     }
 
@@ -382,6 +464,49 @@ impl ReencryptArgs {
     }
 }
 
+/// Returns new keyslots with the key derivations of these, as far as those can be used.
+fn kept_costs(volume: &Volume, numbers: &[u32]) -> Vec<(u32, NewKeyslot)> {
+    let Volume::Luks2(luks2) = volume else { return Vec::new() };
+    numbers.iter().filter_map(|number| Some((*number, luks2.keyslot_like(*number)?))).collect()
+}
+
+/// Returns the header of a device to encrypt. `unit`: `None`: sectors of 512 bytes.
+fn create_options(
+    options: &Options,
+    at: &HeaderOptions,
+    keyslot: &KeyslotArgs,
+    unit: Option<DataUnitSize>,
+) -> anyhow::Result<CreateOptions> {
+    let defaults = CreateOptions::luks2(&at.image);
+    let cipher = cipher_of(options)?;
+    let hash = keyslot.hash.unwrap_or(defaults.hash);
+    // Otherwise it is that of the volume.
+    let has_cipher = options.cipher.is_some() || options.encrypt;
+    let create = CreateOptions {
+        header: at.header.clone(),
+        cipher,
+        key_len: match options.new_key_size.or(options.key_size) {
+            Some(bits) if !has_cipher || options.new_key_size.is_some() => key_bytes(bits)?,
+            _ => key_len_of(options, cipher, true)?,
+        },
+        hash,
+        kdf: keyslot.kdf.request(KdfKind::Argon2id, hash),
+        keyslot: options.key_slot.unwrap_or(0),
+        keyslot_cipher: keyslot.cipher,
+        sector_size: Some(unit.map_or(512, |unit| unit.bytes() as u32)),
+        uuid: options.uuid.clone(),
+        label: options.label.clone(),
+        subsystem: options.subsystem.clone(),
+        policy: at.policy.clone(),
+        start: options.offset.map_or(DataStart::Usual, DataStart::At),
+        ..defaults
+    };
+    if has_cipher {
+        create.check()?;
+    }
+    Ok(create)
+}
+
 /// Refuses options that do not go together.
 fn check(options: &Options) -> anyhow::Result<()> {
     for (first, second, names) in [
@@ -397,6 +522,9 @@ fn check(options: &Options) -> anyhow::Result<()> {
     if options.reduce_device_size.is_some() && !options.encrypt && !options.resume_only {
         return Err(CliError::usage("Option --reduce-device-size needs --encrypt."));
     }
+    if options.offset.is_some() && !options.encrypt {
+        return Err(CliError::usage("Option --offset needs --encrypt."));
+    }
     let sizes = [
         (options.hotzone_size, "hotzone-size"),
         (options.device_size, "device-size"),
@@ -409,23 +537,56 @@ fn check(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Converts `--resilience` and `--resilience-hash`.
-fn protection_of(options: &Options) -> anyhow::Result<Option<ZoneProtection>> {
+fn resilience_of(options: &Options) -> anyhow::Result<Option<Resilience>> {
     let hash = options.resilience_hash.clone().unwrap_or_else(|| "sha256".to_owned());
     if hash.parse::<Hash>().is_err() {
         return Err(CliError::hash(&hash).into());
     }
-    Ok(match options.resilience.as_deref() {
-        None if options.resilience_hash.is_none() => None,
-        None | Some("checksum" | "datashift-checksum") => Some(ZoneProtection::Checksum(hash)),
-        Some("journal" | "datashift-journal") => Some(ZoneProtection::Journal),
-        Some("none" | "datashift") => Some(ZoneProtection::None),
+    let (protection, has_shift) = match options.resilience.as_deref() {
+        None if options.resilience_hash.is_none() => return Ok(None),
+        None | Some("checksum") => (ZoneProtection::Checksum(hash), false),
+        Some("datashift-checksum") => (ZoneProtection::Checksum(hash), true),
+        Some("journal") => (ZoneProtection::Journal, false),
+        Some("datashift-journal") => (ZoneProtection::Journal, true),
+        Some("none") => (ZoneProtection::None, false),
+        Some("datashift") => (ZoneProtection::None, true),
         Some(other) => {
             return Err(CliError::usage(format!(
                 "Unknown resilience '{other}': use checksum, journal, none, datashift, datashift-checksum or \
                  datashift-journal."
             )));
         }
-    })
+    };
+    Ok(Some(Resilience { protection, has_shift }))
+}
+
+/// Value of `--resilience`.
+#[derive(Clone)]
+struct Resilience {
+    protection: ZoneProtection,
+    /// The data are said to move.
+    has_shift: bool,
+}
+
+impl Resilience {
+    /// Refuses one that a change of the data in this way cannot have. `is_shifted`: the data move.
+    fn check(&self, mode: ReencryptionMode, is_shifted: bool) -> anyhow::Result<()> {
+        let fits = match (is_shifted, mode) {
+            (false, _) => !self.has_shift,
+            // No zone needs anything.
+            (true, ReencryptionMode::Encrypt) => self.has_shift && self.protection == ZoneProtection::None,
+            // The first data are written over themselves.
+            (true, _) => self.protection != ZoneProtection::None,
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(CliError::refused(
+            "Requested --resilience option cannot be applied to current reencryption operation.",
+            "use checksum, journal or none where data stay, checksum or journal for a decryption that moves them, and \
+             leave it out for an encryption that does",
+        ))
+    }
 }
 
 fn unsupported_sector() -> anyhow::Error {

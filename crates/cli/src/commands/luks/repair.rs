@@ -16,7 +16,7 @@ use inlock_open::edit::scrubbed;
 use inlock_open::error::cannot_unlock;
 use inlock_open::header::{Header, cannot_load_from};
 use inlock_open::header_access::HeaderAccess;
-use inlock_open::reencryption::{Offline, is_hot};
+use inlock_open::reencryption::{self, Offline, is_begun, is_hot, is_unconfirmed};
 use inlock_open::secret::{self, Ask};
 use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ pub(crate) const ACTION: Action = Action {
     name: "repair",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[HEADER, KEY],
+    options: &[HEADER, KEY, &["disable-keyring"]],
     about: "try to repair the header of a LUKS volume",
     prepare: |options, mut arguments| {
         let batch = options.batch_mode;
@@ -34,7 +34,9 @@ pub(crate) const ACTION: Action = Action {
         let key = key_args(&options)?;
         Ok(Prepared::new(move || {
             run(&args, &key, batch)?;
-            scrubbed(|| recover(&args, &key, batch))
+            // A zone of a re-encryption that is confirmed now is recovered when the volume is opened.
+            let is_confirmed = scrubbed(|| confirm_reencryption(&args, &key, batch))?;
+            if is_confirmed { Ok(()) } else { scrubbed(|| recover(&args, &key, batch)) }
         }))
     },
 };
@@ -108,16 +110,38 @@ fn run(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()
     if unproven.is_empty() { Ok(()) } else { Err(unproved(path, &unproven)) }
 }
 
-/// Recovers the zone of a volume whose re-encryption was interrupted in one.
+/// Adds the digest of a re-encryption that has none. `false`: there is no such re-encryption.
+fn confirm_reencryption(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<bool> {
+    let header = Header::load(context(), args, true)?;
+    if !is_unconfirmed(&header) {
+        return Ok(false);
+    }
+    let path = header.path().display().to_string();
+    warn(format_args!(
+        "{path}: a re-encryption has begun that nothing confirms. Repair it only if you have begun it: what others \
+         write to a header can make the next `open` or `reencrypt` decrypt data"
+    ));
+    drop(header);
+    terminal::confirm_change(batch, "Really proceed with LUKS2 reencryption metadata repair?", "Operation aborted.")?;
+    let prompt = Some("Enter passphrase to protect and update reencryption metadata: ");
+    let ask = Ask { device: &args.image, prompt, verify: false, context: context() };
+    reencryption::confirm(context(), args, key, ask)?;
+    Ok(true)
+}
+
+/// Verifies a re-encryption with a passphrase, and recovers the zone in which it was interrupted.
 fn recover(args: &HeaderOptions, key: &KeyOptions, batch: bool) -> anyhow::Result<()> {
     let header = Header::load(context(), args, true)?;
-    if !is_hot(&header)? {
+    if !is_begun(&header)? {
         return Ok(());
     }
+    let is_hot = is_hot(&header)?;
     drop(header);
     let mut offline = Offline::open(context(), args)?;
-    let text = "Really proceed with LUKS2 reencryption recovery?";
-    terminal::confirm_change(batch, text, "Operation aborted.")?;
+    if is_hot {
+        let text = "Really proceed with LUKS2 reencryption recovery?";
+        terminal::confirm_change(batch, text, "Operation aborted.")?;
+    }
     let prompt = Some("Enter passphrase for reencryption recovery: ");
     offline.unlock(key, Ask { device: &args.image, prompt, verify: false, context: context() })?;
     Ok(offline.recover()?)

@@ -179,11 +179,12 @@ impl Luks2 {
             }
             (ReencryptionMode::Encrypt, None) => (with(linear, PREVIOUS, &[]), with(present, FINAL, &[]), None),
             (ReencryptionMode::Encrypt, Some(shift)) => {
-                let len = start.device_len.saturating_sub(shift.saturating_mul(2));
-                let Some(from) = only.offset.checked_sub(shift).filter(|_| len >= shift) else {
+                let room = start.device_len.saturating_sub(shift.saturating_mul(2));
+                let len = start.data_len.unwrap_or(room);
+                let Some(from) = only.offset.checked_sub(shift).filter(|_| 0 < len && len <= room) else {
                     return invalid("reduce-device-size", "the device is too small");
                 };
-                let moved = with(linear.clone(), MOVED, &fields(start.device_len - shift, Some(shift)));
+                let moved = with(linear.clone(), MOVED, &fields(start.device_len - shift, Some(shift.min(len))));
                 (with(linear, PREVIOUS, &fields(from, Some(len))), with(present, FINAL, &[]), Some(moved))
             }
             (ReencryptionMode::Decrypt, None) => (with(present, PREVIOUS, &[]), with(linear, FINAL, &[]), None),
@@ -284,6 +285,31 @@ impl Luks2 {
         section(&mut map, "digests").insert(number.to_string(), object);
         self.commit_map(device, map)?;
         Ok(changed)
+    }
+
+    /// Adds the digest of a re-encryption that has none, and gives it the version that has one. From then on, it is one
+    /// to which the owner of the keys has agreed.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it has a digest; otherwise as [`Luks2::commit`].
+    pub fn add_reencryption_digest(
+        &mut self,
+        device: &dyn HeaderDevice,
+        found: &Reencryption,
+        keys: &ReencryptionKeys,
+        (hash, kdf): (Hash, &KdfRequest),
+    ) -> Result<(), EditError> {
+        if !self.has_unconfirmed_reencryption() {
+            return Err(UnlockError::Reencryption { reason: "it has a digest" }.into());
+        }
+        let sequence = digest::sequence(found, keys.old.as_ref(), keys.new.as_ref())?;
+        let digest = new_digest(&sequence, hash, kdf, &[&found.number.to_string()], &[])?;
+        let mut map = self.map.clone();
+        section(&mut map, "digests").insert(free_digest(&self.metadata)?.to_string(), digest);
+        let requirements = object(section(&mut map, "config"), "requirements");
+        requirements.insert("mandatory".into(), json!([requirement(&found.keyslot)]));
+        self.commit_map(device, map)
     }
 
     /// Ends a re-encryption whose data are all new: leaves the new segment, and removes the keyslots of the old key.

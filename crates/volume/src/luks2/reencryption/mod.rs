@@ -169,40 +169,60 @@ impl Luks2 {
     ///
     /// Fails if the header has another requirement, or a state that no re-encryption has.
     pub fn reencryption(&self) -> Result<Option<Reencryption>, UnlockError> {
-        if self.metadata.config.requirements.is_empty() { Ok(None) } else { Reencryption::of(&self.metadata).map(Some) }
+        let Metadata { config, keyslots, segments, .. } = &self.metadata;
+        if !config.requirements.is_empty() {
+            return Reencryption::of(&self.metadata).map(Some);
+        }
+        let is_left = keyslots.values().any(|slot| matches!(slot.kind, KeyslotKind::Reencryption(_)));
+        if is_left || segments.values().any(StoredSegment::is_backup) {
+            return refused("the header has parts of it, but not its requirement");
+        }
+        Ok(None)
+    }
+}
+
+impl Luks2 {
+    /// Whether the header has a re-encryption that no digest confirms, as cryptsetup before 2.4.3 begins them
+    /// ([`Luks2::add_reencryption_digest`]).
+    pub fn has_unconfirmed_reencryption(&self) -> bool {
+        let is_reencryption = matches!(&self.metadata.config.requirements[..], [one] if version(one).is_some());
+        is_reencryption && keyslot_of(&self.metadata).is_ok_and(|(number, ..)| self.digest_of(number).is_none())
     }
 }
 
 impl Reencryption {
     /// Reads the state from metadata with a requirement.
     fn of(metadata: &Metadata) -> Result<Self, UnlockError> {
-        let begun = Self::begun(metadata)?;
-        let pieces = segments::pieces(metadata, &begun)?;
-        if !pieces.is_in_order(begun.order()) {
+        Self::begun(metadata)?.with_progress(metadata)
+    }
+
+    fn with_progress(self, metadata: &Metadata) -> Result<Self, UnlockError> {
+        let pieces = segments::pieces(metadata, &self)?;
+        if !pieces.is_in_order(self.order()) {
             return refused("its segments do not follow each other as zones do");
         }
-        Ok(Self { pieces, ..begun })
+        Ok(Self { pieces, ..self })
     }
 
     /// Reads everything but the progress.
     fn begun(metadata: &Metadata) -> Result<Self, UnlockError> {
         let requirements = &metadata.config.requirements;
-        let version = |name: &str| match name.strip_prefix(REQUIREMENT)? {
-            "" => Some(1),
-            "-v2" => Some(2),
-            "-v3" => Some(3),
-            _ => None,
-        };
         if let Some(other) = requirements.iter().find(|name| version(name).is_none()).or(requirements.get(1)) {
             return Err(UnlockError::Requirement(Excerpt::new(other)));
         }
         if requirements.iter().any(|name| version(name) == Some(1)) {
-            return refused("it has version 1 and no digest; cryptsetup repair adds one");
+            return refused("it has version 1 and no digest; `repair` adds one");
         }
-        let (number, keyslot, area) = keyslot_of(metadata)?;
-        if requirements != &[requirement(&keyslot)] {
+        let begun = Self::described(metadata)?;
+        if requirements != &[requirement(&begun.keyslot)] {
             return refused("the requirement is not that of the keyslot");
         }
+        Ok(begun)
+    }
+
+    /// Reads everything but the requirement and the progress.
+    fn described(metadata: &Metadata) -> Result<Self, UnlockError> {
+        let (number, keyslot, area) = keyslot_of(metadata)?;
         let recorded = Recorded::of(metadata)?;
         let side = |stored: &Stored| Side::new(stored, digest_of(metadata, stored.number)?);
         let (old, new) = (side(&recorded.previous)?, side(&recorded.last)?);
@@ -211,6 +231,16 @@ impl Reencryption {
         let moved = check_moved(moved, &keyslot, &old)?;
         let pieces = Pieces::whole(PieceState::Old, old.size);
         Ok(Self { number, keyslot, area, old, new, moved, pieces, recorded })
+    }
+}
+
+/// Returns the version of a requirement of a re-encryption.
+fn version(name: &str) -> Option<u32> {
+    match name.strip_prefix(REQUIREMENT)? {
+        "" => Some(1),
+        "-v2" => Some(2),
+        "-v3" => Some(3),
+        _ => None,
     }
 }
 

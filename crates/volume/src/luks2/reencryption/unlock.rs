@@ -71,6 +71,40 @@ impl Luks2 {
     ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
         let Some(found) = self.reencryption()? else { return refused("there is none") };
         self.check_policy_of(&found, options)?;
+        let keys = self.unlock_sides(&found, device, passphrase, options)?;
+        self.verify_reencryption(&found, &keys, &options.limits)?;
+        Ok((found, keys))
+    }
+
+    /// Like [`Luks2::unlock_reencryption`], for a re-encryption that no digest confirms: nothing says that the header
+    /// is as the owner of the keys has begun it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::unlock_reencryption`], and if there is a digest.
+    pub fn unlock_unconfirmed_reencryption(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
+        if !self.has_unconfirmed_reencryption() {
+            return refused("it has a digest");
+        }
+        let found = Reencryption::described(&self.metadata)?.with_progress(&self.metadata)?;
+        self.check_policy_of(&found, options)?;
+        let keys = self.unlock_sides(&found, device, passphrase, options)?;
+        Ok((found, keys))
+    }
+
+    /// Searches for keyslots of the old and of the new key that `passphrase` opens, and verifies the keys in them.
+    fn unlock_sides(
+        &self,
+        found: &Reencryption,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<ReencryptionKeys, UnlockError> {
         let sides = [&found.old, &found.new];
         let unlock = |at: usize| -> Result<Option<(u32, VolumeKey)>, UnlockError> {
             let Some(number) = sides[at].digest else { return Ok(None) };
@@ -86,9 +120,7 @@ impl Luks2 {
         let old = unlock(0)?;
         let new = if found.new.digest == found.old.digest { None } else { unlock(1)? };
         let keyslot = new.as_ref().or(old.as_ref()).map(|(number, _)| *number);
-        let keys = ReencryptionKeys { old: old.map(|(_, key)| key), new: new.map(|(_, key)| key), keyslot };
-        self.verify_reencryption(&found, &keys, &options.limits)?;
-        Ok((found, keys))
+        Ok(ReencryptionKeys { old: old.map(|(_, key)| key), new: new.map(|(_, key)| key), keyslot })
     }
 
     /// Verifies keys that another process has unlocked, as [`ReencryptionKeys::joined`] returns them, and with them the

@@ -109,7 +109,7 @@ impl OnlineArgs {
             let text = format!("Volume {} cannot be re-encrypted: it is no LUKS2 volume, or is read-only.", self.name);
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
         }
-        let mut args = ReencryptArgs::new(&self.options, info.device)?;
+        let mut args = ReencryptArgs::new(&self.options, info.device, None)?;
         args.at.header = args.at.header.or(info.header);
         let offline = Offline::open_header(context(), &args.at)?;
         let has_begun = offline.has_begun()?;
