@@ -38,7 +38,7 @@ impl Script {
                 at += 1;
             }
             // A word in quotes that goes on to the line which ends it.
-            if lines[at].ends_with(" '") {
+            if has_open_word(lines[at]) {
                 at = (at + 1..lines.len()).find(|&line| lines[line].contains('\'')).unwrap_or(at);
             }
             body.push((first..=at, lines[first..=at].join(" ").replace("\\ ", " ")));
@@ -89,6 +89,13 @@ fn code(line: &str) -> String {
     if is_comment { "\n".to_owned() } else { format!("{}\n", line.split(" #").next().unwrap_or("")) }
 }
 
+/// Whether a word in quotes goes on in the next line.
+fn has_open_word(line: &str) -> bool {
+    let code = code(line);
+    let is_word = code.find('\'').is_some_and(|start| !code[..start].contains('"'));
+    is_word && code.matches('\'').count() % 2 == 1
+}
+
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.' || c == '/'))
 }
@@ -133,8 +140,7 @@ if true; then
 	check_exists
 fi
 # run || fail
-check_exists '
-	.a = 1 |
+check_exists '.a = 1 |
 	.b = 2' file
 "#;
 
@@ -147,7 +153,7 @@ check_exists '
             (14..=15, "run two --option && fail \"too much\""),
             (19..=19, "[ $? -eq 0 ] || fail \"Expect script failed.\""),
             (21..=21, "check_exists"),
-            (24..=26, "check_exists ' .a = 1 | .b = 2' file"),
+            (24..=25, "check_exists '.a = 1 | .b = 2' file"),
         ];
         assert_eq!(found, expected);
         assert_eq!(script.step_at(15).map(|step| *step.lines.start()), Some(14));

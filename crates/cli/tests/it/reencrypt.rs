@@ -254,6 +254,31 @@ fn repair_adds_the_digest_of_a_re_encryption_with_its_passphrase() {
     }
 }
 
+#[test]
+fn first_segment_of_a_decryption_is_protected_by_what_the_keyslot_area_holds() {
+    let (dir, input) = (Dir::new(), noise(20 << 20));
+    let header = dir.name("header");
+    for (begin, go_on) in [
+        (&["--hotzone-size", "1M"][..], &["--resilience", "journal"][..]),
+        (&["--resilience", "journal"], &["--resilience", "checksum"]),
+        (&[], &["--resilience", "checksum", "--resilience-hash", "sha512"]),
+    ] {
+        let image = volume(&dir, &input, &["--offset", "8192"]);
+        reencrypt(&image, &[&["--decrypt", "--init-only", "--header", &header], begin].concat()).works();
+        assert!(content(&image, &["--header", &header]) == input, "{begin:?}");
+        if begin.is_empty() {
+            // All of the shift is to be kept.
+            let before = std::fs::read(&header).unwrap();
+            let words = ["--header", &header, "--resilience", "journal"];
+            reencrypt(&image, &words).fails(1, &["space"]);
+            assert!(std::fs::read(&header).unwrap() == before);
+        }
+        reencrypt(&image, &[&["--header", &header], go_on].concat()).works();
+        assert!(std::fs::read(&image).unwrap()[..input.len()] == input, "{begin:?}");
+        std::fs::remove_file(&header).unwrap();
+    }
+}
+
 /// Starts `reencrypt` with many zones, and returns it after this number of them.
 fn interrupt(image: &str, words: &[&str], zones: usize) -> Killed {
     let mut command = inlock();

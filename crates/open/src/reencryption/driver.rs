@@ -133,7 +133,7 @@ impl<'a> Driver<'a> {
         let asked = asked.unwrap_or(ZONE).min(MAX_ZONE).max(alignment);
         let limit = asked.min(self.room());
         match limit - limit % alignment {
-            0 => Err(Error::new(ErrorKind::NoFreeArea, "The keyslot area has no space for the re-encryption.")),
+            0 => Err(no_space()),
             limit => Ok(limit),
         }
     }
@@ -232,6 +232,9 @@ impl<'a> Driver<'a> {
 
     fn write_zone(&mut self, zone: &Range<u64>) -> Result<()> {
         if self.is_in_place(zone) {
+            if zone.end - zone.start > self.room() {
+                return Err(no_space());
+            }
             // Memory that is new takes a fault for each page.
             let mut data = std::mem::take(&mut self.buffer);
             resize(&mut data, zone)?;
@@ -436,6 +439,10 @@ fn resize(data: &mut Vec<u8>, zone: &Range<u64>) -> Result<()> {
     data.try_reserve_exact((len as usize).saturating_sub(data.len())).context("cannot keep a zone in memory")?;
     data.resize(len as usize, 0);
     Ok(())
+}
+
+fn no_space() -> Error {
+    Error::new(ErrorKind::NoFreeArea, "The keyslot area has no space for the re-encryption.")
 }
 
 fn cannot_recover(reason: &str) -> Error {

@@ -62,6 +62,8 @@ pub struct NewParameters {
     pub protection: ZoneProtection,
     /// Length of the data in bytes, from the start; `None`: all.
     pub data_len: Option<u64>,
+    /// Longest first segment in bytes that a decryption with a shift moves; `None`: the shift.
+    pub longest_moved: Option<u64>,
 }
 
 /// How a zone is protected while it is written.
@@ -204,8 +206,9 @@ impl Offline {
         &mut self,
         new: &NewParameters,
         opened: &[OpenedKeyslot],
-        shift: Option<u64>,
+        shift_and_moved: Option<(u64, u64)>,
     ) -> Result<()> {
+        let (shift, moved_len) = shift_and_moved.unzip();
         if self.has_begun()? {
             let text = "LUKS2 reencryption already initialized. Aborting operation.";
             return Err(Error::new(ErrorKind::AlreadyReencrypted, text));
@@ -240,6 +243,7 @@ impl Offline {
             hash: new.hash,
             device_len: self.data.len,
             data_len: new.data_len,
+            moved_len,
         };
         let lock = lock::header(&self.header.device, Mode::Exclusive)?;
         let device = self.header.device.header()?;

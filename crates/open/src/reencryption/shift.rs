@@ -21,7 +21,8 @@ use inlock_volume::luks2::reencryption::{
 use inlock_volume::luks2::{DEFAULT_METADATA_LEN, Luks2};
 use inlock_volume::{DataUnitSize, HeaderBackup, HeaderDevice, LoadError, Secret, Volume};
 
-use super::offline::{NewParameters, Offline, refused};
+use super::interrupted::luks2_of;
+use super::offline::{NewParameters, Offline, ZoneProtection, refused};
 use crate::create::{CreateOptions, Format, NewVolume, Placement};
 use crate::device::{Device, OpenMode};
 use crate::edit::OpenedKeyslot;
@@ -185,6 +186,7 @@ impl NewEncryption<'_> {
             hash: parameters.hash,
             device_len: data.len,
             data_len: Some(len),
+            moved_len: None,
         };
         luks2.start_reencryption(&draft, &start).map_err(cannot_edit(&data.path))?;
         Ok((draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner), keys))
@@ -280,12 +282,28 @@ impl Offline {
         }
         let store = self.data.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", self.data.path.display()))?;
+        let moved = self.moved_len(new, shift)?;
         for offset in self.magics()? {
             write_all(&*store, &[0; 6], offset).context("cannot clear the header")?;
             store.sync().context("cannot clear the header")?;
         }
-        copy(&*store, shift, 0, shift.min(self.data.len - shift))?;
-        self.begin_shifted(new, opened, Some(shift))
+        copy(&*store, shift, 0, moved.min(self.data.len - shift))?;
+        self.begin_shifted(new, opened, Some((shift, moved)))
+    }
+
+    /// Returns the length of the first segment that a decryption moves: the shift, or what is asked for and what the
+    /// keyslot area can protect.
+    fn moved_len(&self, new: &NewParameters, shift: u64) -> Result<u64> {
+        let room = match new.protection {
+            // It is kept as a whole.
+            ZoneProtection::Journal => luks2_of(&self.header)?.free_area_len(),
+            _ => u64::MAX,
+        };
+        let longest = shift.min(room).min(new.longest_moved.unwrap_or(u64::MAX));
+        match longest - longest % DataUnitSize::LUKS_MAX.bytes() as u64 {
+            0 => Err(Error::new(ErrorKind::NoFreeArea, "The keyslot area has no space for the re-encryption.")),
+            moved => Ok(moved),
+        }
     }
 
     /// Returns the places of the magics of a header of this volume on the data device.

@@ -337,6 +337,7 @@ impl Case {
             hash: Hash::Sha256,
             device_len: data_len,
             data_len: None,
+            moved_len: None,
         };
         luks2.start_reencryption(&disks.header(), &start).unwrap();
         disks.log.lock().unwrap().clear();

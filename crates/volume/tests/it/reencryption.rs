@@ -138,6 +138,7 @@ impl Beginning {
             hash: Hash::Sha256,
             device_len: 40 << 20,
             data_len: None,
+            moved_len: None,
         }
     }
 }

@@ -234,6 +234,7 @@ impl ReencryptArgs {
                 None => ZoneProtection::Checksum("sha256".to_owned()),
             },
             data_len: self.data_len,
+            longest_moved: self.longest_zone,
         })
     }
 

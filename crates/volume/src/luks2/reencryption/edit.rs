@@ -68,6 +68,8 @@ pub struct ReencryptionStart<'a> {
     pub device_len: u64,
     /// Length of the data in bytes, if it is not that of the volume.
     pub data_len: Option<u64>,
+    /// Length in bytes of the first segment that a decryption with a shift moves. `None`: the shift, which is the most.
+    pub moved_len: Option<u64>,
 }
 
 /// A tree of metadata in the making, with the key material that it refers to.
@@ -77,6 +79,12 @@ struct Draft {
 }
 
 impl Luks2 {
+    /// Returns the length in bytes of the largest free part of the keyslots area.
+    pub fn free_area_len(&self) -> u64 {
+        let gap = areas::largest_gap(&self.header, &self.metadata);
+        gap.end - gap.start
+    }
+
     /// Records in the header that a re-encryption has begun, and adds the keyslots of the new key. Returns its state:
     /// all data are old.
     ///
@@ -192,7 +200,7 @@ impl Luks2 {
                 let Some(to) = only.offset.checked_sub(shift) else {
                     return invalid("header", "the data cannot be shifted that far");
                 };
-                let len = start.device_len.saturating_sub(only.offset).min(shift);
+                let len = start.device_len.saturating_sub(only.offset).min(start.moved_len.unwrap_or(shift).min(shift));
                 let moved = with(present.clone(), MOVED, &fields(to, Some(len)));
                 (with(present, PREVIOUS, &[]), with(linear, FINAL, &fields(to, None)), Some(moved))
             }
@@ -273,6 +281,12 @@ impl Luks2 {
                 option: "resilience",
                 reason: "a re-encryption with a shift cannot become one without, and vice versa",
             });
+        }
+        if let Some(moved) = found.moved_len() {
+            let needed = room_for(&resilience.protection, moved).unwrap_or(u64::MAX);
+            if needed > found.area.end - found.area.start {
+                return Err(EditError::NoFreeArea { needed });
+            }
         }
         let mut map = self.map.clone();
         let keyslot = ReencryptionKeyslot { resilience, ..found.keyslot.clone() };
