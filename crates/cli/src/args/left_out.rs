@@ -9,7 +9,7 @@ struct LeftOut {
 
 const OPTIONS: &[LeftOut] = &[
     LeftOut {
-        reason: "Inlock re-encrypts volumes that are not open, LUKS2, with a keyslot",
+        reason: "Inlock re-encrypts LUKS2 volumes with a keyslot, an open one by `reencrypt NAME --start`",
         options: &[
             "active-name",
             "force-no-keyslots",
