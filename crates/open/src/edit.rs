@@ -17,9 +17,8 @@ use super::device::{Device, OpenMode};
 use super::header::{Header, unlock_options};
 use super::lock::{self, DeviceLock, Mode};
 use super::remote::DeviceHeader;
-use super::secret::{self, Ask};
+use super::secret::{self, Ask, SCRUB};
 use super::source::{HeaderOptions, KeyOptions, Luks, VolumeKeyOptions};
-use super::unlocked::SCRUB;
 
 /// Runs an action that handles keys, and wipes the stack memory that it has used.
 pub fn scrubbed<T>(run: impl FnOnce() -> T) -> T {

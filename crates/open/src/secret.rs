@@ -21,6 +21,9 @@ use super::source::{KeyOptions, KeySource, NewKeyOptions, VolumeKeyOptions, Volu
 /// Maximum length of a key file, and of a key on standard input, in bytes (cryptsetup's 8192 KiB).
 pub(crate) const KEY_FILE_MAX: u64 = 8192 * 1024;
 
+/// Length of the stack that deriving and checking a key may have used.
+pub(crate) const SCRUB: usize = 256 << 10;
+
 /// A secret and its origin: a plain volume hashes a typed passphrase, and uses a key file as the key itself.
 pub struct Given {
     /// The passphrase or key.

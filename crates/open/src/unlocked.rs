@@ -1,6 +1,6 @@
 //! An unlocked volume, and the engine's device made of it.
 
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, ErrorKind, Result};
 use crate::host::Context;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use inlock_cipher::scrub_stack;
 use inlock_engine as engine;
 use inlock_engine::store::file::IoMode;
+use inlock_integrity::IntegrityStore;
 use inlock_volume::table::AnyTable;
 
 use super::contents::{Connection, Contents, cannot_use};
@@ -18,9 +19,7 @@ use super::info::VolumeInfo;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::layer::Layer;
 use super::lock::DeviceLock;
-
-/// Length of the stack that deriving and checking a key may have used.
-pub(crate) const SCRUB: usize = 256 << 10;
+use super::secret::SCRUB;
 
 /// A volume that is unlocked, and whose devices are locked.
 pub struct UnlockedVolume {
@@ -65,6 +64,20 @@ impl LockedStores {
     /// Returns what runs: the engine's device, and what is under it.
     pub fn running(&self) -> (Arc<engine::Device>, Arc<dyn Layer>) {
         (Arc::clone(&self.device), Arc::clone(&self.layer))
+    }
+
+    /// Returns the store of a volume with integrity protection, whose wipe may go on.
+    pub fn integrity_store(&self) -> Result<Arc<IntegrityStore>> {
+        match (self.layer.sealed(), self.layer.integrity()) {
+            (Some((store, _)), _) => Ok(Arc::clone(store)),
+            (None, Some(device)) => {
+                Ok(Arc::new(IntegrityStore::new(Arc::clone(device)).map_err(std::io::Error::from)?))
+            }
+            (None, None) => {
+                let text = "Option --resume-wipe needs a volume with integrity protection.";
+                Err(Error::new(ErrorKind::NeedsIntegrity, text))
+            }
+        }
     }
 
     /// Returns how the use of the volume ended: `ended`, or an error if writes may be lost.

@@ -10,7 +10,6 @@ use inlock_integrity::{Fill, IntegrityDevice, IntegrityStore, OpenOptions, Seali
 use crate::error::{Error, ErrorKind, Result, ResultExt as _};
 
 use super::integrity::cannot_use;
-use super::unlocked::LockedStores;
 
 /// Most threads that write.
 const THREADS: usize = 4;
@@ -54,22 +53,14 @@ pub(crate) fn wipe(
     device.close().map_err(io::Error::from).with_context(|| format!("cannot close {}", image.display()))
 }
 
-/// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read. Returns their
-/// number. `watch` is called before the first block is read, and after some; it can stop the wipe.
+/// Continues an interrupted wipe of an open volume: fills the blocks that cannot be read. Returns their number. `watch`
+/// is called before the first block is read, and after some; it can stop the wipe.
 pub fn resume(
     image: &Path,
-    stores: &LockedStores,
+    store: &Arc<IntegrityStore>,
     fill: Fill,
     watch: &mut dyn FnMut(Wiped) -> ControlFlow<()>,
 ) -> Result<u64> {
-    let store = match (stores.layer.sealed(), stores.layer.integrity()) {
-        (Some((store, _)), _) => Arc::clone(store),
-        (None, Some(device)) => Arc::new(IntegrityStore::new(Arc::clone(device)).map_err(io::Error::from)?),
-        (None, None) => {
-            let text = "Option --resume-wipe needs a volume with integrity protection.";
-            return Err(Error::new(ErrorKind::NeedsIntegrity, text));
-        }
-    };
     let end = store.device().layout().provided_data_sectors;
     let mut report = |sector| watch(Wiped { done: sector * 512, total: end * 512 });
     if report(0).is_break() {

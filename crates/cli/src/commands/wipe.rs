@@ -58,7 +58,8 @@ pub(super) fn watch<T>(
 
 /// Continues an interrupted wipe of the volume under `stores`: fills the blocks that cannot be read.
 pub(super) fn resume(image: &Path, stores: &LockedStores, fill: Fill, show: Show) -> anyhow::Result<()> {
-    let blocks = watch(image, fill, show, |watch| wipe::resume(image, stores, fill, watch))?;
+    let store = stores.integrity_store()?;
+    let blocks = watch(image, fill, show, |watch| wipe::resume(image, &store, fill, watch))?;
     let now = if fill == Fill::Marks { "marked as never written" } else { "filled with zeroes" };
     print(format_args!("{blocks} blocks could not be read, and are {now}.\n"))
 }

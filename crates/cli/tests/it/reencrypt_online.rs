@@ -14,7 +14,7 @@ const LEN: usize = 8 << 20;
 const PARTS: [(u64, usize); 3] = [(0, 2_700_100), (2_700_100, 2_700_200), (5_400_300, LEN - 5_400_300)];
 const ZONE: [&str; 2] = ["--hotzone-size", "64K"];
 
-/// What a client has found and written.
+/// A client of the volume, and the content that it expects.
 struct Client {
     start: u64,
     model: Vec<u8>,

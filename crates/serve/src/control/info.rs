@@ -350,10 +350,7 @@ impl VolumeStatus {
         if info.zero_holes {
             writeln!(f, "  holes:   zero")?;
         }
-        if let Some(online) = self.reencryption.as_ref().filter(|online| online.state != OnlineState::Finished) {
-            let OnlineStatus { state, done_bytes, total_bytes, .. } = online;
-            writeln!(f, "  reencryption: in-progress, {state}, {done_bytes} of {total_bytes} bytes")?;
-        }
+        write_reencryption(f, self.reencryption.as_ref())?;
         if info.has_key() {
             let asked = |flag: &str| if info.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };
             let (reads, writes) = (asked("no_read_workqueue"), asked("no_write_workqueue"));
@@ -419,6 +416,13 @@ impl VolumeStatus {
 
 fn sectors(number: u64) -> String {
     format!("{number} [512-byte units] ({} [bytes])", number.saturating_mul(512))
+}
+
+/// Writes how far a re-encryption is that has not finished.
+fn write_reencryption(f: &mut fmt::Formatter<'_>, online: Option<&OnlineStatus>) -> fmt::Result {
+    let Some(online) = online.filter(|online| online.state != OnlineState::Finished) else { return Ok(()) };
+    let OnlineStatus { state, done_bytes, total_bytes, .. } = online;
+    writeln!(f, "  reencryption: in-progress, {state}, {done_bytes} of {total_bytes} bytes")
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::print;
 
-/// What a re-encryption of an open volume is to do.
+/// Command for the re-encryption of an open volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Start,
