@@ -31,7 +31,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["luksfrobnicate"], "Unknown action 'luksfrobnicate'."),
     (&["luksopen", "IMAGE", "name"], "Unknown action 'luksopen'; is luksOpen meant?"),
     (&["help", "stat"], "Unknown action 'stat'; is status meant?"),
-    (&["luksReencrypt", "IMAGE"], "luksReencrypt is not available in this version.\nhint: use cryptsetup"),
+    (&["tcryptOpen", "IMAGE", "name"], "tcryptOpen is not available in this version.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "bitlk"], "Unrecognized metadata device type bitlk.\nhint: use cryptsetup"),
     (&["open", "IMAGE", "name", "-M", "x"], "Unrecognized metadata device type x.\nhint: run `inlock open --help`"),
