@@ -324,7 +324,7 @@ impl Shared {
     /// Carries out the re-encryption. The device keeps its two sides if it does not reach the end.
     fn run(&self, job: Job, finished: Box<dyn FnOnce(Finished) + Send>) {
         let outcome = match job.run(self) {
-            Ok(true) => job.map_new_side().map(|new| finished(new)).map_err(|error| error.to_string()),
+            Ok(true) => job.map_new_side().map(finished).map_err(|error| error.to_string()),
             Ok(false) => Err("it was stopped".to_owned()),
             Err(error) => {
                 let text = format!("re-encryption stopped: {}", with_causes(&error));

@@ -349,7 +349,7 @@ impl Case {
         let luks2 = Luks2::load(&disks.header()).unwrap();
         let Some(state) = luks2.reencryption().unwrap() else { return Ok(true) };
         let (header, data) = (disks.header(), disks.data());
-        let sync = || data.sync().context("cannot flush");
+        let sync = || BackingStore::sync(&data).context("cannot flush");
         let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
         let mut left = zones;
         Driver::new(devices, luks2, state, &self.keys(), Some(ZONE))?.run(&mut |_| {
@@ -534,7 +534,7 @@ fn block_that_is_neither_old_nor_new_is_named_and_stays() {
     let luks2 = Luks2::load(&disks.header()).unwrap();
     let state = luks2.reencryption().unwrap().unwrap();
     let (header, data) = (disks.header(), disks.data());
-    let sync = || data.sync().context("cannot flush");
+    let sync = || BackingStore::sync(&data).context("cannot flush");
     let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
     let keys = checksum.keys();
     let mut driver = Driver::new(devices, luks2, state, &keys, Some(ZONE)).unwrap();
