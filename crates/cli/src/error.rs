@@ -267,7 +267,7 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
 /// Returns the hint for a header with a requirement that is not met.
 pub(crate) fn hint_of_requirement(name: &str) -> &'static str {
     if name.starts_with("online-reencrypt") {
-        "finish the re-encryption first: inlock reencrypt --resume-only DEVICE"
+        "finish the re-encryption first: inlock reencrypt --resume-only DEVICE, with --header FILE if it has one"
     } else {
         "finish or undo the operation in the header with cryptsetup"
     }

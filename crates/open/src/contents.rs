@@ -117,7 +117,7 @@ impl Contents for Encrypted {
         let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&self.key) } else { Content::Linear };
         let targets = self.segments.iter().map(|segment| (*segment, content(segment), 0));
         let device = stacked(&targets.collect::<Vec<_>>(), stores, access, (&info.device, engine))?;
-        Ok((device, layer_of(context, info, false)))
+        Ok((device, layer_of(context, info, None)))
     }
 
     fn key(&self) -> Option<&VolumeKey> {
@@ -156,6 +156,8 @@ impl Contents for Encrypted {
 pub(crate) struct Lines {
     pub(crate) table: Table,
     pub(crate) of_line: Vec<usize>,
+    /// Bytes that are new, of a volume in re-encryption.
+    pub(crate) done: Option<u64>,
 }
 
 impl Lines {
@@ -169,20 +171,21 @@ impl Lines {
         let segments = state.segments().into_iter().map(|(segment, piece)| (segment, keys.of(piece)));
         let table = Table::of_segments(segments, flags, &path_text::text_of(&data.path), data.len);
         let of_line = vec![0; table.lines().len()];
-        Self { table, of_line }
+        let done = state.pieces.done(state.len(data.len));
+        Self { table, of_line, done: Some(done) }
     }
 }
 
 impl Contents for Lines {
     fn connect(self: Box<Self>, connection: Connection<'_>) -> Result<Connected> {
         let Connection { context, data, info, mode, access, engine } = connection;
-        let Self { table, of_line } = &*self;
+        let Self { table, of_line, done } = &*self;
         let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
         let access = access_to(context, ciphers, access, &info.device);
         check_lines(table, of_line, data)?;
         let stores = stores(data, false, mode, access.read_only)?;
         let device = device_of_lines(table, of_line, stores, access, (&info.device, engine))?;
-        Ok((device, layer_of(context, info, true)))
+        Ok((device, layer_of(context, info, *done)))
     }
 
     fn is_mapped(&self) -> bool {
@@ -456,8 +459,8 @@ pub(crate) fn content_of(target: &Target) -> Content<'_> {
     }
 }
 
-/// Returns the layer of a volume that is mapped. `is_interrupted`: if it is LUKS2, its re-encryption is.
-fn layer_of(context: &Context, info: &VolumeInfo, is_interrupted: bool) -> Arc<dyn Layer> {
+/// Returns the layer of a volume that is mapped. `done`: bytes that are new, if it is in re-encryption.
+fn layer_of(context: &Context, info: &VolumeInfo, done: Option<u64>) -> Arc<dyn Layer> {
     if info.kind != "LUKS2" {
         return Arc::new(Mapped);
     }
@@ -467,7 +470,7 @@ fn layer_of(context: &Context, info: &VolumeInfo, is_interrupted: bool) -> Arc<d
         luks: Luks::Two,
         policy: HeaderPolicy::default(),
     };
-    Arc::new(Reencryptable(Online::new(context.clone(), at, is_interrupted)))
+    Arc::new(Reencryptable(Online::new(context.clone(), at, done)))
 }
 
 /// Returns the only segment of a volume without a cipher.

@@ -87,6 +87,8 @@ pub enum Problem {
     Irregular(LoadWarning),
     /// The header asks for what is refused or not supported.
     Refused(UnlockError),
+    /// Its re-encryption has not ended. It opens as it is.
+    Reencrypted,
     /// The device does not have the payload.
     NoPayload(DataDeviceError),
     /// The length of the payload is no multiple of the data unit of so many bytes.
@@ -137,7 +139,13 @@ impl HeaderReport {
     fn of(volume: Volume, header: &DeviceHeader, location: HeaderLocation, data: &Device) -> Result<Self> {
         let keyslots = volume.report_keyslots(header, &KdfLimits::default())?;
         let mut problems: Vec<Problem> = volume.warnings().iter().cloned().map(Problem::Irregular).collect();
-        problems.extend(volume.check_policy(&HeaderPolicy::default()).err().map(Problem::Refused));
+        let is_reencrypted =
+            matches!(&volume, Volume::Luks2(luks2) if luks2.reencryption().is_ok_and(|state| state.is_some()));
+        problems.extend(match volume.check_policy(&HeaderPolicy::default()) {
+            Ok(()) => None,
+            Err(UnlockError::Requirement(_)) if is_reencrypted => Some(Problem::Reencrypted),
+            Err(error) => Some(Problem::Refused(error)),
+        });
         problems.extend(volume.check_data_device(location, data.len).err().map(Problem::NoPayload));
         let unit = volume.segments().ok().and_then(|all| all.first().map(|one| one.unit.bytes())).unwrap_or(512) as u64;
         let payload = data.len.saturating_sub(volume.data_offset());

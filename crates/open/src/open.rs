@@ -334,7 +334,7 @@ fn open_table(context: &Context, table: Table, args: &OpenOptions, writing: bool
         flags,
         devices: devices.iter().map(Device::identity).collect(),
     };
-    Ok(UnlockedVolume::new(context, devices, info, Box::new(Lines { table, of_line }), locks))
+    Ok(UnlockedVolume::new(context, devices, info, Box::new(Lines { table, of_line, done: None }), locks))
 }
 
 /// Opens and locks the devices of a table, and checks the superblock against it.

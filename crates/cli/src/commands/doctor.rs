@@ -203,6 +203,7 @@ fn problem(problem: &Problem) -> String {
     match problem {
         Problem::Irregular(warning) => warning.to_string(),
         Problem::Refused(error) => chain(error),
+        Problem::Reencrypted => "its re-encryption has not ended; it opens as it is".to_owned(),
         Problem::NoPayload(error) => error.to_string(),
         Problem::PartOfUnit(unit) => format!("the length of the data is no multiple of {unit} bytes"),
         Problem::UnreadableStart(offset) => unreadable(*offset),
@@ -299,6 +300,10 @@ impl Advices {
                 Problem::Refused(UnlockError::Requirement(name)) => {
                     self.add(format!("To open the volume, {}.", hint_of_requirement(name.as_str())), None);
                 }
+                Problem::Reencrypted => self.add(
+                    "Go on with the re-encryption: inlock reencrypt --resume-only, with --header if the header is a file.",
+                    None,
+                ),
                 Problem::NoPayload(_) if header.volume.data_offset() == 0 => {
                     self.add("This is a detached header: name the device with the data as well.", None);
                 }

@@ -236,9 +236,16 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::NoFreeKeyslot | ErrorKind::NoFreeArea => "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER",
         ErrorKind::ZoneLost => "restore the device from a backup; nothing was written",
         ErrorKind::ZoneHot => "run `inlock repair`, or open it for writing, which recovers the zone",
-        ErrorKind::BeingReencrypted => "wait until the other process has ended, or stop it: it stops after a zone",
-        ErrorKind::NotReencrypted => "begin with `inlock reencrypt` without --resume-only",
-        ErrorKind::AlreadyReencrypted => "go on with `inlock reencrypt --resume-only`",
+        ErrorKind::BeingReencrypted => {
+            "wait until the re-encryption has ended: `inlock reencrypt NAME --status` of an open volume; a process stops \
+             after a zone"
+        }
+        ErrorKind::NotReencrypted => {
+            "begin without --resume-only, or with `inlock reencrypt NAME --start` if the volume is open"
+        }
+        ErrorKind::AlreadyReencrypted => {
+            "go on with `inlock reencrypt --resume-only`, or `inlock reencrypt NAME --resume` if the volume is open"
+        }
         ErrorKind::InvalidUuid => "write it as 8-4-4-4-12 hexadecimal digits",
         ErrorKind::NoKeyLen | ErrorKind::VolumeKeyFileTooShort => "set --key-size to the length of the key in bits",
         ErrorKind::KeyFileIsDirectory => "name a file, not a directory",

@@ -102,7 +102,7 @@ inlock() {
         *--help*) program "$@" ;;
         luksFormat*luks1*) program "$@" --pbkdf-force-iterations 1000 ;;
         luksFormat*) program "$@" --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 ;;
-        luksAddKey* | luksChangeKey*)
+        reencrypt*--encrypt* | luksAddKey* | luksChangeKey*)
             program "$@" --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1
             ;;
         bench\ *cipher*) INLOCK_CPU=portable program "$@" ;;

@@ -116,6 +116,11 @@ impl<'a> Driver<'a> {
             let text = format!("The data have {len} bytes, which is no multiple of the sector size of {unit} bytes.");
             return Err(Error::new(ErrorKind::UnitMisfit, text));
         }
+        let start = driver.state.pieces.as_slice().iter().map(|piece| piece.start).max().unwrap_or(0);
+        if start > len {
+            let text = format!("The data have {len} bytes, and were re-encrypted up to byte {start}.");
+            return Err(Error::new(ErrorKind::PayloadMisfit, text));
+        }
         driver.limit = driver.longest_zone(longest_zone)?;
         Ok(driver)
     }

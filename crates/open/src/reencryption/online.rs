@@ -32,8 +32,8 @@ const ZONE: u64 = 8 << 20;
 pub struct Online {
     context: Context,
     at: HeaderOptions,
-    /// The volume was opened in re-encryption, and has cryptsetup's lock of it since.
-    is_locked: bool,
+    /// Bytes that were new when it was opened in re-encryption: it has cryptsetup's lock since.
+    interrupted_at: Option<u64>,
     /// Held while one begins.
     beginning: Mutex<()>,
     task: Mutex<Option<Task>>,
@@ -133,9 +133,9 @@ enum Wish {
 }
 
 impl Online {
-    /// The volume has the header at `at`. `is_locked`: it was opened in re-encryption.
-    pub(crate) fn new(context: Context, at: HeaderOptions, is_locked: bool) -> Self {
-        Self { context, at, is_locked, beginning: Mutex::new(()), task: Mutex::new(None) }
+    /// The volume has the header at `at`. `interrupted_at`: bytes that are new, if it was opened in re-encryption.
+    pub(crate) fn new(context: Context, at: HeaderOptions, interrupted_at: Option<u64>) -> Self {
+        Self { context, at, interrupted_at, beginning: Mutex::new(()), task: Mutex::new(None) }
     }
 
     fn task(&self) -> MutexGuard<'_, Option<Task>> {
@@ -152,14 +152,13 @@ impl Online {
     pub fn status(&self, device: &Device) -> Option<OnlineStatus> {
         match &*self.task() {
             Some(task) => Some(task.shared.progress().status()),
-            None if self.is_locked => Some(OnlineStatus {
+            None => self.interrupted_at.map(|done_bytes| OnlineStatus {
                 state: OnlineState::Interrupted,
-                done_bytes: 0,
+                done_bytes,
                 total_bytes: device.len(),
                 rate: None,
                 error: None,
             }),
-            None => None,
         }
     }
 
@@ -167,7 +166,7 @@ impl Online {
     pub(crate) fn is_active(&self) -> bool {
         match &*self.task() {
             Some(task) => !matches!(task.shared.progress().outcome, Some(Ok(()))),
-            None => self.is_locked,
+            None => self.interrupted_at.is_some(),
         }
     }
 
@@ -215,9 +214,9 @@ impl Online {
         let path = self.at.header.as_ref().unwrap_or(&self.at.image);
         let storage = Storage::open(&self.context, path, OpenMode::Header)?;
         let header = Header::load_from(storage, self.at.luks, true)?;
-        let lock = match self.is_locked {
-            true => Lock::none(),
-            false => lock::reencryption(&header.device, header.volume.uuid(), Mode::Exclusive)?,
+        let lock = match self.interrupted_at {
+            Some(_) => Lock::none(),
+            None => lock::reencryption(&header.device, header.volume.uuid(), Mode::Exclusive)?,
         };
         // Loaded before the lock: another process may have gone on meanwhile.
         let header = Header { volume: Header::load_again(&header.device, self.at.luks)?, ..header };

@@ -186,7 +186,11 @@ impl ReencryptArgs {
                     image: self.at.image.clone(),
                     ..self.at
                 };
-                self.begin_decryption(Offline::open(context(), &at)?)?
+                let offline = Offline::open(context(), &at)?;
+                if offline.has_begun()? {
+                    return Err(already().into());
+                }
+                self.begin_decryption(offline)?
             }
             mode => {
                 let offline = Offline::open(context(), &self.at)?;
@@ -453,10 +457,12 @@ impl ReencryptArgs {
         })?;
         if !has_ended {
             drop(progress);
-            return Err(CliError::refused(
-                "\nReencryption interrupted.",
-                "the volume opens as it is; go on with `inlock reencrypt --resume-only`",
-            ));
+            let header = self.at.header.as_ref().map_or(String::new(), |file| format!(" --header {}", file.display()));
+            let hint = format!(
+                "the volume opens as it is; go on with `inlock reencrypt --resume-only {}{header}`",
+                self.at.image.display()
+            );
+            return Err(CliError::Remote("Reencryption interrupted.".to_owned(), Some(hint), Status::Wrong).into());
         }
         if let Some(progress) = progress {
             progress.finish();
@@ -515,6 +521,9 @@ fn check(options: &Options) -> anyhow::Result<()> {
         (options.init_only, options.resume_only, "--init-only and --resume-only"),
         (options.decrypt, options.reduce_device_size.is_some(), "--decrypt and --reduce-device-size"),
         (options.keep_key, options.new_volume_key_file.is_some(), "--keep-key and --new-volume-key-file"),
+        (options.keep_key, options.encrypt, "--keep-key and --encrypt"),
+        (options.keep_key, options.decrypt, "--keep-key and --decrypt"),
+        (options.decrypt, options.new_volume_key_file.is_some(), "--decrypt and --new-volume-key-file"),
     ] {
         if first && second {
             return Err(CliError::usage(format!("Options {names} cannot be combined.")));
@@ -525,6 +534,10 @@ fn check(options: &Options) -> anyhow::Result<()> {
     }
     if options.offset.is_some() && !options.encrypt {
         return Err(CliError::usage("Option --offset needs --encrypt."));
+    }
+    let has_text = options.label.is_some() || options.subsystem.is_some() || options.uuid.is_some();
+    if has_text && !options.encrypt {
+        return Err(CliError::usage("Options --label, --subsystem and --uuid need --encrypt."));
     }
     let sizes = [
         (options.hotzone_size, "hotzone-size"),

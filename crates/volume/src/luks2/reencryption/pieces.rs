@@ -97,7 +97,8 @@ impl Pieces {
     #[must_use]
     pub fn with(&self, zone: &Range<u64>, state: PieceState, len: u64) -> Self {
         let parts = self.parts.iter().flat_map(|piece| {
-            let (start, end) = (piece.start, piece.end.unwrap_or(len));
+            // A device may have become shorter.
+            let (start, end) = (piece.start, piece.end.unwrap_or(len).max(piece.start));
             let cuts = [start, zone.start.clamp(start, end), zone.end.clamp(start, end), end];
             let states = [piece.state, state, piece.state];
             let part = |at: usize| Piece { start: cuts[at], end: Some(cuts[at + 1]), state: states[at] };

@@ -86,15 +86,19 @@ impl OnlineArgs {
                 }
                 self.tell("resume", None)
             }
+            Verb::Resume if found.as_ref().is_some_and(|found| found.state == OnlineState::Running) => {
+                let text = format!("Volume {} is being re-encrypted already.", self.name);
+                Err(inlock_open::Error::new(ErrorKind::AlreadyReencrypted, text).into())
+            }
             Verb::Resume => {
                 let source = RunningKey::new(&self.options)?.source(&client.status()?.info)?;
                 let joined = ask_key(context(), &source)?;
                 self.tell("resume", Some(&joined))
             }
             Verb::Start => {
-                let has_other = |found: &OnlineStatus| found.state != OnlineState::Finished;
-                if found.as_ref().is_some_and(has_other) {
-                    return Err(already().into());
+                match found.as_ref().map(|found| found.state) {
+                    None | Some(OnlineState::Finished) => {}
+                    Some(_) => return Err(already().into()),
                 }
                 let joined = self.begin(&mut client)?;
                 self.tell("start", Some(&joined))
