@@ -141,6 +141,8 @@ impl Turns {
     fn program(&mut self) -> Vec<String> {
         let command = match self.random.below(2) {
             0 => inlock(),
+            // A decryption that moves data is shared with the newest one alone.
+            _ if self.kind == Kind::DecryptWithShift => newest("cryptsetup").unwrap_or_else(inlock),
             _ if self.is_newest => newest("cryptsetup").unwrap_or_else(|| Command::new("cryptsetup")),
             _ => Command::new("cryptsetup"),
         };
