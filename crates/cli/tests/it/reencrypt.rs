@@ -345,6 +345,16 @@ fn signal_stops_after_a_zone_and_the_volume_stays_usable() {
     let part = dir.file("part", &changed);
     call_with(b"secret", ["import", "-q", &part, &image, "--range", &format!("{half}:4096")]).works();
     reencrypt(&image, &["--init-only"]).fails(1, &["LUKS2 reencryption already initialized. Aborting operation."]);
+    call_with(b"secret", ["luksKillSlot", "-q", &image, "0"]).fails(1, &["unmet LUKS2 requirement"]);
+    call_with(b"secret", ["luksRemoveKey", "-q", &image]).fails(1, &["unmet LUKS2 requirement"]);
+    let header = dir.name("new-header");
+    reencrypt(&image, &["--decrypt", "--header", &header]).fails(1, &["already initialized"]);
+    assert!(!std::path::Path::new(&header).exists());
+    assert!(call(["doctor", &image]).text().contains("its re-encryption has not ended; it opens as it is"));
+    let copy = dir.name("erased");
+    std::fs::copy(&image, &copy).unwrap();
+    assert_eq!(call(["erase", "-q", &copy]).code, 0);
+    assert_eq!(dump(&copy, &[": luks2"]), "", "the new keyslots are gone, too");
     call_with(b"secret", ["luksAddKey", "-q", &image, &part])
         .fails(1, &["unmet LUKS2 requirement", "inlock reencrypt --resume-only"]);
     reencrypt(&image, &["--resume-only"]).works();
@@ -377,6 +387,10 @@ fn impossible_re_encryption_is_refused_and_writes_nothing() {
         (&image, &["--resilience-hash", "hope"], "hope"),
         (&image, &["--cipher", "aes-xts-plain64", "--key-size", "128"], "key"),
         (&image, &["--resume-only"], "Device reencryption not in progress."),
+        (&image, &["--cipher", "cipher_null-ecb"], "cipher_null"),
+        (&image, &["--cipher", "aes-xts-null"], "null"),
+        (&image, &["--keep-key", "--cipher", "aes-cbc-essiv:sha256"], "key of 512 bits"),
+        (&image, &["--label", "x"], "Options --label, --subsystem and --uuid need --encrypt."),
         (&image, &["--write-log"], "is not available"),
         (&image, &["--offset", "8192"], "Option --offset needs --encrypt."),
         (&image, &["--type", "luks1"], "Action reencrypt works on LUKS2 volumes only."),

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
 use inlock_engine::store::file::IoMode;
 use inlock_volume::luks2::reencryption::{
-    Direction, NewSide, Protection, ReencryptedKeyslot, Reencryption, ReencryptionKeys, ReencryptionKeyslot,
-    ReencryptionMode, ReencryptionStart, Resilience,
+    Direction, NewSide, PieceState, Protection, ReencryptedKeyslot, Reencryption, ReencryptionKeys,
+    ReencryptionKeyslot, ReencryptionMode, ReencryptionStart, Resilience,
 };
 use inlock_volume::{Hash, HeaderLocation, KdfRequest, KeyslotStatus, NewKeyslot, Segment, Volume};
 
@@ -15,9 +15,10 @@ use super::interrupted::{self, luks2_of, state_of};
 use crate::backing;
 use crate::device::{Device, OpenMode};
 use crate::edit::OpenedKeyslot;
-use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
+use crate::error::{Error, ErrorKind, Result, ResultExt as _, against_policy, cannot_edit, cannot_unlock};
 use crate::header::{Header, check_place};
 use crate::host::Context;
+use crate::key_check::KeyCheck;
 use crate::lock::{self, DeviceLock, Lock, Mode, VolumeName};
 use crate::secret::Ask;
 use crate::source::{HeaderOptions, KeyOptions};
@@ -223,6 +224,14 @@ impl Offline {
             ReencryptionMode::Encrypt => ReencryptionKeys::new(None, Some(copy(key))),
             ReencryptionMode::Decrypt => ReencryptionKeys::new(Some(copy(key)), None),
         };
+        if let (Some(side), Some(key)) = (&side, keys.of(PieceState::New)) {
+            let refused = against_policy("The new cipher".to_owned());
+            self.header.policy.check_new(side.cipher, key.len(), side.unit).map_err(refused)?;
+            if new.keeps_key {
+                let segment = Segment::whole(Some(side.cipher), side.unit);
+                KeyCheck::new(&[segment], key).context("cannot use the new cipher")?;
+            }
+        }
         let has_new_key = new.mode == ReencryptionMode::Reencrypt && !new.keeps_key;
         let new_keyslot = |old: u32| new.other_keyslots.iter().find(|(number, _)| *number == old);
         let keyslots = opened.iter().filter(|_| has_new_key).map(|opened| ReencryptedKeyslot {

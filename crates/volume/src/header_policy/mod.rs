@@ -200,7 +200,11 @@ impl HeaderPolicy {
     }
 
     /// Checks cipher, key and data units of a new volume.
-    pub(crate) fn check_new(&self, cipher: CipherSpec, key_len: usize, unit: DataUnitSize) -> Result<(), PolicyError> {
+    ///
+    /// # Errors
+    ///
+    /// Fails with the first violation.
+    pub fn check_new(&self, cipher: CipherSpec, key_len: usize, unit: DataUnitSize) -> Result<(), PolicyError> {
         self.check_iv(0, cipher)?;
         self.check_segments(&[Segment::whole(Some(cipher), unit)])?;
         self.check_key_len(key_len)

@@ -1,6 +1,6 @@
 //! `erase`: removes all keyslots that hold the volume key.
 
-use inlock_volume::KeyslotStatus;
+use inlock_volume::{KeyslotStatus, Volume};
 
 use crate::args::action::{Action, Alias, HEADER, IMAGE, Prepared};
 use crate::args::source::header_args;
@@ -33,7 +33,9 @@ fn run(at: &HeaderOptions, batch: bool) -> anyhow::Result<()> {
     confirm_change(batch, &warning, "Operation aborted, keyslots were NOT wiped.")?;
     let erased = header.edit(&[], |volume, device| {
         let erased = keyslots(volume, holds_volume_key);
-        match keyslots(volume, |status| status == KeyslotStatus::Unbound).is_empty() {
+        // Of a volume in re-encryption all go, those of the new key, too.
+        let is_in_reencryption = matches!(&*volume, Volume::Luks2(luks2) if luks2.is_in_reencryption());
+        match is_in_reencryption || keyslots(volume, |status| status == KeyslotStatus::Unbound).is_empty() {
             true => volume.erase_keyslots(device)?,
             // Their keys are not those of the volume.
             false => erased.iter().try_for_each(|number| volume.kill_keyslot(device, *number))?,

@@ -102,6 +102,7 @@ impl Luks2 {
 
     pub(super) fn kill(&mut self, device: &CheckedDevice<'_>, number: u32) -> Result<(), EditError> {
         let slot = self.active_keyslot(number)?;
+        self.check_removal()?;
         if matches!(slot.kind, KeyslotKind::Reencryption(_)) {
             return Err(EditError::KeyslotOfReencryption(number));
         }

@@ -30,6 +30,11 @@ impl Luks2 {
         }
     }
 
+    /// Refuses to remove a keyslot during a re-encryption, which needs one of each key.
+    pub(super) fn check_removal(&self) -> Result<(), EditError> {
+        if self.is_in_reencryption() { self.check_requirements() } else { Ok(()) }
+    }
+
     /// Checks changed metadata.
     pub(super) fn draft_of(&self, map: Map<String, Value>) -> Result<Draft, EditError> {
         Ok(self.draft(self.header.clone(), &Value::Object(map).to_string())?)

@@ -162,6 +162,11 @@ impl Reencryption {
 }
 
 impl Luks2 {
+    /// Whether the header says that the volume is re-encrypted, whatever else it says.
+    pub fn is_in_reencryption(&self) -> bool {
+        self.metadata.config.requirements.iter().any(|name| name.starts_with("online-reencrypt"))
+    }
+
     /// Returns the state of a re-encryption, `None` if none has begun. The keys have not confirmed it yet
     /// ([`Luks2::unlock_reencryption`]).
     ///

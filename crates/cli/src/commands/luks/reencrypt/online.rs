@@ -108,7 +108,12 @@ impl OnlineArgs {
 
     /// Begins in the header, and returns both keys.
     fn begin(&self, client: &mut Client) -> anyhow::Result<VolumeKey> {
-        let info = client.status()?.info;
+        let status = client.status()?;
+        if status.suspended {
+            let text = format!("Volume {} cannot be re-encrypted: it is suspended.", self.name);
+            return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
+        }
+        let info = status.info;
         if info.kind != "LUKS2" || info.read_only {
             let text = format!("Volume {} cannot be re-encrypted: it is no LUKS2 volume, or is read-only.", self.name);
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
@@ -116,6 +121,12 @@ impl OnlineArgs {
         let mut args = ReencryptArgs::new(&self.options, info.device, None)?;
         args.at.header = args.at.header.or(info.header);
         let offline = Offline::open_header(context(), &args.at)?;
+        let whole = offline.data().len.saturating_sub(offline.header().volume.data_offset());
+        // But for a part of a data unit.
+        if (whole / 512).abs_diff(status.sectors) >= 8 {
+            let text = format!("Volume {} cannot be re-encrypted: it does not have its whole length.", self.name);
+            return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
+        }
         let has_begun = offline.has_begun()?;
         let offline = match has_begun {
             true => args.unlock(offline)?,
