@@ -162,7 +162,7 @@ impl Reencryption {
 }
 
 impl Luks2 {
-    /// Whether the header says that the volume is re-encrypted, whatever else it says.
+    /// Whether the header says that the volume is re-encrypted.
     pub fn is_in_reencryption(&self) -> bool {
         self.metadata.config.requirements.iter().any(|name| name.starts_with("online-reencrypt"))
     }

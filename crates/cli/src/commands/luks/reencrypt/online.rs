@@ -122,7 +122,7 @@ impl OnlineArgs {
         args.at.header = args.at.header.or(info.header);
         let offline = Offline::open_header(context(), &args.at)?;
         let whole = offline.data().len.saturating_sub(offline.header().volume.data_offset());
-        // But for a part of a data unit.
+        // A part of a data unit at the end does not count.
         if (whole / 512).abs_diff(status.sectors) >= 8 {
             let text = format!("Volume {} cannot be re-encrypted: it does not have its whole length.", self.name);
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
