@@ -295,7 +295,8 @@ fn open_interrupted(
         interrupted::recover(data, &mut header, &keys)?;
     }
     let Some(state) = interrupted::state_of(&header)? else {
-        // The recovered zone was the last one.
+        // The recovered zone was the last one: another re-encryption may begin while the volume is open.
+        locks.pop();
         let key = keys.of(PieceState::New).map(|key| VolumeKey::new(key.as_bytes()));
         let unlocked = key.map(|key| header.verify(key, &args.policy)).and_then(Result::ok);
         let unlocked = unlocked.ok_or_else(|| interrupted::has_ended(&header))?;
