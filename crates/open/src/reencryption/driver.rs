@@ -183,9 +183,8 @@ impl<'a> Driver<'a> {
     pub fn run(&mut self, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<bool> {
         self.recover()?;
         while let Some(zone) = self.next_zone() {
-            self.write_zone(&zone)?;
-            // The end is near: the header of the last zone is that of the finished volume.
-            if watch(self.done()).is_break() && !self.state.pieces.is_finished() {
+            self.step(&zone)?;
+            if watch(self.done()).is_break() && !self.is_finished {
                 return Ok(false);
             }
         }
@@ -199,8 +198,8 @@ impl<'a> Driver<'a> {
         self.state.next_zone(self.limit, self.len)
     }
 
-    /// Re-encrypts the next zone of a volume that is in use. Ends the re-encryption in the header with the last one:
-    /// before, a crash makes the zone one to recover, and it must not have changed.
+    /// Re-encrypts the next zone, and ends the re-encryption in the header with the last one: until then a crash makes
+    /// the zone one to recover, which must not change in a volume that is in use.
     ///
     /// # Errors
     ///
