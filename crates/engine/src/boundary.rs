@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Direction in which a device is re-encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +31,26 @@ pub(crate) struct Boundary {
     position: AtomicU64,
     /// A zone is neither old nor new.
     has_failed: AtomicBool,
+    /// The zone that is being written, if it can be read meanwhile.
+    readable: RwLock<Option<Readable>>,
+}
+
+/// A zone with its plaintext.
+#[derive(Debug)]
+struct Readable {
+    /// In bytes of the device.
+    zone: Range<u64>,
+    plaintext: Arc<Vec<u8>>,
 }
 
 impl Boundary {
     pub(crate) fn new(direction: MoveDirection, position: u64) -> Self {
-        Self { direction, position: AtomicU64::new(position), has_failed: AtomicBool::new(false) }
+        Self {
+            direction,
+            position: AtomicU64::new(position),
+            has_failed: AtomicBool::new(false),
+            readable: RwLock::default(),
+        }
     }
 
     /// Returns the position in bytes of the device.
@@ -74,5 +90,21 @@ impl Boundary {
         if let Some(behind) = self.behind(zone) {
             self.position.store(behind, Ordering::Release);
         }
+    }
+
+    /// Lets requests read `zone` from memory, or no longer. The caller holds its lock.
+    pub(crate) fn set_readable(&self, zone: Range<u64>, plaintext: Option<Arc<Vec<u8>>>) {
+        let readable = plaintext.map(|plaintext| Readable { zone, plaintext });
+        *self.readable.write().unwrap_or_else(PoisonError::into_inner) = readable;
+    }
+
+    /// Calls `take` with the plaintext of `range` if memory has it. Returns whether it has.
+    pub(crate) fn read(&self, range: Range<u64>, take: impl FnOnce(&[u8])) -> bool {
+        let readable = self.readable.read().unwrap_or_else(PoisonError::into_inner);
+        let found = readable.as_ref().and_then(|Readable { zone, plaintext }| {
+            let start = range.start.checked_sub(zone.start)? as usize;
+            plaintext.get(start..start + (range.end - range.start) as usize)
+        });
+        found.map(take).is_some()
     }
 }

@@ -61,12 +61,24 @@ struct Claim {
     waiter: Option<Waiter>,
 }
 
-/// Bytes of a store, and whether their lock is exclusive.
+/// Bytes of a store, what is done with them, and what others may do meanwhile.
 struct Span {
     store: u32,
     start: u64,
     end: u64,
-    exclusive: bool,
+    reads: bool,
+    excludes: Excludes,
+}
+
+/// What a lock excludes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Excludes {
+    /// Locks that exclude all: it is shared.
+    Exclusive,
+    /// All but those that read, and that are within it.
+    Writes,
+    /// All: it is exclusive.
+    All,
 }
 
 impl Span {
@@ -74,12 +86,27 @@ impl Span {
     fn of(mapped: &MappedRange, purpose: Purpose) -> Self {
         let start = mapped.store_offset;
         let end = start + mapped.aligned_len as u64;
-        Self { store: mapped.store, start, end, exclusive: purpose == Purpose::Write && mapped.is_partial() }
+        let reads = purpose == Purpose::Read;
+        let excludes = if !reads && mapped.is_partial() { Excludes::All } else { Excludes::Exclusive };
+        Self { store: mapped.store, start, end, reads, excludes }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.excludes == Excludes::Exclusive
     }
 
     fn is_in_conflict_with(&self, other: &Self) -> bool {
         let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
-        (self.exclusive || other.exclusive) && overlap
+        overlap && (self.excludes(other) || other.excludes(self))
+    }
+
+    /// Whether a lock of it excludes one of `other`, which overlaps it.
+    fn excludes(&self, other: &Self) -> bool {
+        match self.excludes {
+            Excludes::Exclusive => false,
+            Excludes::Writes => !(other.reads && self.start <= other.start && other.end <= self.end),
+            Excludes::All => true,
+        }
     }
 }
 
@@ -97,7 +124,7 @@ impl Claim {
 
     /// Returns whether a holder of all units delays this claim. The last such holder checks the claims again.
     fn is_held_up(&self, all_shared: &AtomicU64) -> bool {
-        self.span.exclusive && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
+        !self.span.is_shared() && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
     }
 }
 
@@ -170,7 +197,15 @@ impl UnitLocks {
 
     /// Acquires the exclusive lock of a range of a store in bytes. Blocks until it is held.
     pub(crate) fn lock_range_blocking(&self, store: u32, range: Range<u64>) -> LockId {
-        self.acquire_blocking(Span { store, start: range.start, end: range.end, exclusive: true })
+        let Range { start, end } = range;
+        self.acquire_blocking(Span { store, start, end, reads: false, excludes: Excludes::All })
+    }
+
+    /// Lets requests that only read have the bytes of an exclusive lock, those that wait for it too.
+    pub(crate) fn admit_reads(&self, lock: LockId) {
+        let mut table = self.table();
+        table.claims.iter_mut().filter(|claim| claim.id == lock.0).for_each(|c| c.span.excludes = Excludes::Writes);
+        self.grant(table, 0, None);
     }
 
     fn acquire_blocking(&self, span: Span) -> LockId {
@@ -195,7 +230,7 @@ impl UnitLocks {
         let mut table = self.table();
         let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
         let gone = table.claims.remove(index);
-        if gone.span.exclusive {
+        if !gone.span.is_shared() {
             self.all_shared.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
         }
         self.grant(table, index, Some(gone));
@@ -241,7 +276,7 @@ impl Table {
         let id = self.next;
         self.next += 1;
         let mut claim = Claim { id, span, of_thread, waiter: None };
-        if claim.span.exclusive {
+        if !claim.span.is_shared() {
             // From here on the lock of all units is refused.
             all_shared.fetch_add(EXCLUSIVE, Ordering::AcqRel);
         }
@@ -317,6 +352,39 @@ mod tests {
         let again = locks.try_lock_all_shared().unwrap();
         locks.unlock(again);
         assert_eq!(locks.all_shared.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn reads_within_an_exclusive_lock_are_admitted_and_nothing_else() {
+        let target = target();
+        let mapped = |offset, len| target.mapping().locate(offset, len, 4096).unwrap();
+        let log = Log::new();
+        let locks = UnitLocks::default();
+        let zone = locks.lock_range_blocking(0, 512..2048);
+        let lock = |range, purpose, name| locks.lock(&range, purpose, || log.reply(name));
+        let waits = [
+            (mapped(512, 512), Purpose::Read, 1),
+            (mapped(1536, 600), Purpose::Read, 2),
+            (mapped(1024, 512), Purpose::Write, 3),
+            (mapped(0, 700), Purpose::Read, 4),
+            (mapped(1536, 512), Purpose::Read, 5),
+            (mapped(600, 5), Purpose::Write, 6),
+            (mapped(700, 5), Purpose::Read, 7),
+        ];
+        let mut held: Vec<_> = waits.into_iter().map(|(range, purpose, name)| lock(range, purpose, name)).collect();
+        assert!(held.iter().all(|(_, is_held)| !is_held));
+        locks.admit_reads(zone);
+        assert_eq!(log.locked(), [1, 5], "those in part within it wait, and those behind a write");
+        held.push(lock(mapped(1024, 1), Purpose::Read, 8));
+        assert!(held[7].1, "a read that comes later");
+        held.push(lock(mapped(1025, 1), Purpose::Write, 9));
+        held.push(lock(mapped(1536, 512), Purpose::Write, 10));
+        assert!(!held[8].1 && !held[9].1);
+        assert_eq!(locks.try_lock_all_shared(), None);
+        locks.unlock(zone);
+        assert_eq!(log.locked(), [2, 3, 4, 10]);
+        held.into_iter().for_each(|(id, _)| locks.unlock(id));
+        assert!(locks.table().claims.is_empty() && locks.try_lock_all_shared().is_some());
     }
 
     #[test]

@@ -157,6 +157,13 @@ impl Mapping {
             })
     }
 
+    /// Calls `take` with the plaintext of a range that is in the zone of a re-encryption, if memory has it. Returns
+    /// whether it has. If not, a range that is locked and current afterwards can be read from the store.
+    pub(crate) fn read_zone(&self, range: &MappedRange, take: impl FnOnce(&[u8])) -> bool {
+        let bytes = range.offset..range.offset.saturating_add(range.len as u64);
+        self.boundary.as_deref().is_some_and(|boundary| boundary.read(bytes, take))
+    }
+
     /// Returns whether a request that moves the data of a range has to lock it: data units are locked for those that
     /// change them in part, and any data for the boundary.
     pub(crate) fn needs_lock(&self, range: &MappedRange) -> bool {

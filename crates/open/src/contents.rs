@@ -22,6 +22,7 @@ use crate::integrity_line::RunningLine;
 use crate::integrity_table;
 use crate::key_check::KeyCheck;
 use crate::layer::{Layer, Mapped, Reencryptable, Sealed, Tagged, Verified};
+use crate::lock::Lock;
 use crate::path_text;
 use crate::reencryption::online::Online;
 use crate::source::{HeaderOptions, Luks};
@@ -156,8 +157,8 @@ impl Contents for Encrypted {
 pub(crate) struct Lines {
     pub(crate) table: Table,
     pub(crate) of_line: Vec<usize>,
-    /// Bytes that are new, of a volume in re-encryption.
-    pub(crate) done: Option<u64>,
+    /// Bytes that are new, and cryptsetup's lock, of a volume in re-encryption.
+    pub(crate) interrupted: Option<(u64, Lock)>,
 }
 
 impl Lines {
@@ -165,6 +166,7 @@ impl Lines {
     pub(crate) fn of_reencryption(
         state: &Reencryption,
         keys: &ReencryptionKeys,
+        lock: Lock,
         flags: CryptOptions,
         data: &Device,
     ) -> Self {
@@ -172,20 +174,20 @@ impl Lines {
         let table = Table::of_segments(segments, flags, &path_text::text_of(&data.path), data.len);
         let of_line = vec![0; table.lines().len()];
         let done = state.pieces.done(state.len(data.len));
-        Self { table, of_line, done: Some(done) }
+        Self { table, of_line, interrupted: Some((done, lock)) }
     }
 }
 
 impl Contents for Lines {
     fn connect(self: Box<Self>, connection: Connection<'_>) -> Result<Connected> {
         let Connection { context, data, info, mode, access, engine } = connection;
-        let Self { table, of_line, done } = &*self;
+        let Self { table, of_line, interrupted } = *self;
         let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
         let access = access_to(context, ciphers, access, &info.device);
-        check_lines(table, of_line, data)?;
+        check_lines(&table, &of_line, data)?;
         let stores = stores(data, false, mode, access.read_only)?;
-        let device = device_of_lines(table, of_line, stores, access, (&info.device, engine))?;
-        Ok((device, layer_of(context, info, *done)))
+        let device = device_of_lines(&table, &of_line, stores, access, (&info.device, engine))?;
+        Ok((device, layer_of(context, info, interrupted)))
     }
 
     fn is_mapped(&self) -> bool {
@@ -459,8 +461,8 @@ pub(crate) fn content_of(target: &Target) -> Content<'_> {
     }
 }
 
-/// Returns the layer of a volume that is mapped. `done`: bytes that are new, if it is in re-encryption.
-fn layer_of(context: &Context, info: &VolumeInfo, done: Option<u64>) -> Arc<dyn Layer> {
+/// Returns the layer of a volume that is mapped. `interrupted`: as [`Lines::interrupted`].
+fn layer_of(context: &Context, info: &VolumeInfo, interrupted: Option<(u64, Lock)>) -> Arc<dyn Layer> {
     if info.kind != "LUKS2" {
         return Arc::new(Mapped);
     }
@@ -470,7 +472,7 @@ fn layer_of(context: &Context, info: &VolumeInfo, done: Option<u64>) -> Arc<dyn 
         luks: Luks::Two,
         policy: HeaderPolicy::default(),
     };
-    Arc::new(Reencryptable(Online::new(context.clone(), at, done)))
+    Arc::new(Reencryptable(Online::new(context.clone(), at, interrupted)))
 }
 
 /// Returns the only segment of a volume without a cipher.

@@ -141,6 +141,11 @@ impl Device {
         }
     }
 
+    /// Whether a sync of `other` makes durable what was written to this one: both are one file or block device.
+    pub fn is_synced_with(&self, other: &Self) -> bool {
+        self.remote().is_none() && self.identity() == other.identity()
+    }
+
     /// Returns major and minor number of a block device.
     pub fn device_number(&self) -> (u32, u32) {
         let number = self.metadata().map_or(0, MetadataExt::rdev);

@@ -215,7 +215,7 @@ fn unlock_luks(
     info.uuid = Some(header.volume.uuid().to_owned());
     info.header = detached.then(|| resolved(header.path()));
     if interrupted::state_of(&header)?.is_some() {
-        return open_interrupted(header, args, writing, provider, data, locks, info);
+        return open_interrupted(header, args, writing, provider, data, info);
     }
     header.check(&args.policy)?;
     check_place(&header, location, data)?;
@@ -268,7 +268,6 @@ fn open_interrupted(
     writing: bool,
     provider: Option<&dyn KeyProvider>,
     data: &Device,
-    locks: &mut Vec<DeviceLock>,
     info: &mut VolumeInfo,
 ) -> Result<Box<dyn Contents>> {
     check_no_journal(args, data)?;
@@ -279,7 +278,6 @@ fn open_interrupted(
         ));
     }
     let lock = lock::reencryption(data, header.volume.uuid(), modes(writing, false).1)?;
-    locks.push(lock.into());
     header.volume = Header::load_again(&header.device, Luks::Two)?;
     if interrupted::is_hot(&header)? && !writing {
         return Err(interrupted::needs_recovery(&header));
@@ -295,14 +293,13 @@ fn open_interrupted(
         interrupted::recover(data, &mut header, &keys)?;
     }
     let Some(state) = interrupted::state_of(&header)? else {
-        // The recovered zone was the last one: another re-encryption may begin while the volume is open.
-        locks.pop();
+        // The recovered zone was the last one.
         let key = keys.of(PieceState::New).map(|key| VolumeKey::new(key.as_bytes()));
         let unlocked = key.map(|key| header.verify(key, &args.policy)).and_then(Result::ok);
         let unlocked = unlocked.ok_or_else(|| interrupted::has_ended(&header))?;
         return Ok(Box::new(Encrypted::new(unlocked.segments, unlocked.key, header.volume.cipher_names())));
     };
-    let lines = Lines::of_reencryption(&state, &keys, args.flags, data);
+    let lines = Lines::of_reencryption(&state, &keys, lock, args.flags, data);
     info.segments = SegmentInfo::of_table(&lines.table);
     info.check = KeyCheck::of_table(&lines.table).ok();
     Ok(Box::new(lines))
@@ -335,7 +332,7 @@ fn open_table(context: &Context, table: Table, args: &OpenOptions, writing: bool
         flags,
         devices: devices.iter().map(Device::identity).collect(),
     };
-    Ok(UnlockedVolume::new(context, devices, info, Box::new(Lines { table, of_line, done: None }), locks))
+    Ok(UnlockedVolume::new(context, devices, info, Box::new(Lines { table, of_line, interrupted: None }), locks))
 }
 
 /// Opens and locks the devices of a table, and checks the superblock against it.

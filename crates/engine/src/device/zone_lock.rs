@@ -5,9 +5,10 @@ use crate::freeze::UsageGuard;
 use crate::locks::LockId;
 use crate::request::RequestError;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Lock of a zone of a device that is re-encrypted while it is used. Requests that touch the zone wait until it is
-/// dropped, and so does [`Device::suspend`]; other requests go on. The holder must not use the device otherwise than
+/// dropped, or can be read ([`ZoneLock::serve_reads`]), and so does [`Device::suspend`]; other requests go on. The holder must not use the device otherwise than
 /// through its stores and [`Device::sync_blocking`].
 #[must_use]
 pub struct ZoneLock<'a> {
@@ -46,6 +47,15 @@ impl Device {
 }
 
 impl ZoneLock<'_> {
+    /// Serves requests that read from `plaintext`, which is that of the whole zone, until the lock is dropped: those
+    /// that are within the zone no longer wait for it.
+    pub fn serve_reads(&self, plaintext: Arc<Vec<u8>>) {
+        if let Some(boundary) = self.in_use.boundary.as_deref() {
+            boundary.set_readable(self.zone.clone(), Some(plaintext));
+            self.device.locks.admit_reads(self.lock);
+        }
+    }
+
     /// Moves the boundary behind the zone: its bytes are read and written on the new side from now on, also by requests
     /// that wait for them. The store has them there. A lock that is dropped without this call leaves the zone old, so
     /// what was rewritten has to be restored before.
@@ -64,6 +74,8 @@ impl ZoneLock<'_> {
 
 impl Drop for ZoneLock<'_> {
     fn drop(&mut self) {
+        // After the boundary has moved: a request that finds no plaintext sees that it has.
+        self.in_use.boundary.iter().for_each(|boundary| boundary.set_readable(0..0, None));
         self.device.locks.unlock(self.lock);
     }
 }

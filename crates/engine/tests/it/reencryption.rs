@@ -362,6 +362,9 @@ fn re_encrypt(case: &Case, device: &Device, progress: &Progress) {
         let lock = device.lock_zone(zone.clone()).unwrap();
         let mut plain = vec![0; len as usize];
         old.read_at(&mut plain, zone.start).unwrap();
+        if random.below(2) == 0 {
+            lock.serve_reads(Arc::new(plain.clone()));
+        }
         inlock_engine::store::write_all(&**store, &vec![0xee; len as usize], old_at + zone.start).unwrap();
         // Those who do not use the zone go on.
         progress.wait_for_more(6);

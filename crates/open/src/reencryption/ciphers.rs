@@ -45,7 +45,15 @@ impl Ciphers {
 
     /// Turns old data into new.
     pub(super) fn renew(&self, at: u64, data: &mut [u8]) {
+        self.renew_keeping(at, data, None);
+    }
+
+    /// Turns old data into new, and puts the plaintext into `kept`, which is as long.
+    pub(super) fn renew_keeping(&self, at: u64, data: &mut [u8], kept: Option<&mut [u8]>) {
         self.old.decrypt(at, data);
+        if let Some(kept) = kept {
+            kept.copy_from_slice(data);
+        }
         self.new.encrypt(at, data);
     }
 

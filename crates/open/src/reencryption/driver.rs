@@ -4,14 +4,16 @@
 //! flushes and tears them at sectors:
 //!
 //! 1. what recovers the zone, in the area of the keyslot: flush;
-//! 2. the header, in which the zone is being written: one copy, flush, the other copy, flush;
-//! 3. the data of the zone: flush;
-//! 4. the header, in which the zone is new: as before. After the last zone this header is that of the finished volume.
+//! 2. the first copy of the header, in which the zone is being written: flush;
+//! 3. the second copy, and the data of the zone: flush;
+//! 4. the first copy, in which the zone is new: flush. The flush of the next zone's area includes the second copy. After
+//!    the last zone this header is that of the finished volume.
 //!
 //! Data that move by a shift need nothing in the area: what a zone overwrites was read before the zone before it was
 //! finished, and its own source stays until the next one.
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use inlock_engine::BackingStore;
 use inlock_engine::store::{read_all, write_all};
@@ -43,9 +45,14 @@ pub struct Devices<'a> {
     pub data: &'a dyn BackingStore,
     /// Makes the data durable.
     pub sync: &'a (dyn Fn() -> Result<()> + Sync),
+    /// `sync` makes the header durable, too.
+    pub syncs_header: bool,
     /// Locks the header while it is written.
     pub lock: &'a (dyn Fn() -> Result<Lock> + Sync),
 }
+
+/// Takes the plaintext of a zone before it is written.
+pub(super) type Readers<'a> = &'a dyn Fn(&Arc<Vec<u8>>);
 
 /// A re-encryption that is carried out. Its caller has the volume, and the re-encryption, to itself.
 pub struct Driver<'a> {
@@ -64,6 +71,8 @@ pub struct Driver<'a> {
     is_writing: bool,
     /// Memory for a zone.
     buffer: Vec<u8>,
+    /// Memory for its plaintext.
+    plaintext: Arc<Vec<u8>>,
 }
 
 /// What a recovery has found.
@@ -110,6 +119,7 @@ impl<'a> Driver<'a> {
             is_finished: false,
             is_writing: false,
             buffer: Vec::new(),
+            plaintext: Arc::default(),
         };
         let unit = driver.unit();
         if len == 0 || !len.is_multiple_of(unit) {
@@ -183,8 +193,9 @@ impl<'a> Driver<'a> {
     pub fn run(&mut self, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<bool> {
         self.recover()?;
         while let Some(zone) = self.next_zone() {
-            self.step(&zone)?;
+            self.step(&zone, None)?;
             if watch(self.done()).is_break() && !self.is_finished {
+                self.rest()?;
                 return Ok(false);
             }
         }
@@ -199,14 +210,24 @@ impl<'a> Driver<'a> {
     }
 
     /// Re-encrypts the next zone, and ends the re-encryption in the header with the last one: until then a crash makes
-    /// the zone one to recover, which must not change in a volume that is in use.
+    /// the zone one to recover, which must not change in a volume that is in use. `readers` gets the plaintext of a zone
+    /// that stays in its place.
     ///
     /// # Errors
     ///
     /// As [`Driver::run`]; [`Driver::is_writing`] tells what is left.
-    pub fn step(&mut self, zone: &Range<u64>) -> Result<()> {
-        self.write_zone(zone)?;
+    pub fn step(&mut self, zone: &Range<u64>, readers: Option<Readers<'_>>) -> Result<()> {
+        self.write_zone(zone, readers)?;
         if self.state.pieces.is_finished() { self.finish() } else { Ok(()) }
+    }
+
+    /// Makes the whole header durable, to stop after a zone, or to wait.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device fails.
+    pub fn rest(&mut self) -> Result<()> {
+        self.luks2.sync(self.devices.header).context("cannot write the progress of the re-encryption")
     }
 
     /// Tries once more to end a zone whose step has failed while it was being written.
@@ -234,7 +255,7 @@ impl<'a> Driver<'a> {
         self.state.old_place(zone.start) == self.state.new_place(zone.start)
     }
 
-    fn write_zone(&mut self, zone: &Range<u64>) -> Result<()> {
+    fn write_zone(&mut self, zone: &Range<u64>, readers: Option<Readers<'_>>) -> Result<()> {
         if self.is_in_place(zone) {
             if zone.end - zone.start > self.room() {
                 return Err(no_space());
@@ -242,8 +263,9 @@ impl<'a> Driver<'a> {
             // Memory that is new takes a fault for each page.
             let mut data = std::mem::take(&mut self.buffer);
             resize(&mut data, zone)?;
-            self.read_protected(zone, &mut data)?;
+            self.read_protected(zone, &mut data, readers)?;
             self.devices.header.sync().with_context(cannot_write_area)?;
+            self.luks2.set_durable();
             self.is_writing = true;
             self.commit(zone, PieceState::Hot)?;
             self.write(zone, &data)?;
@@ -261,6 +283,9 @@ impl<'a> Driver<'a> {
     /// Makes the data of a zone durable, and then the header that says so.
     fn end_zone(&mut self, zone: &Range<u64>) -> Result<()> {
         (self.devices.sync)().context("cannot write the data")?;
+        if self.devices.syncs_header {
+            self.luks2.set_durable();
+        }
         let pieces = self.state.pieces.with(zone, PieceState::New, self.len);
         if pieces.is_finished() {
             // Without a header in between that has all data new, and in which cryptsetup would encrypt them again.
@@ -309,15 +334,30 @@ impl<'a> Driver<'a> {
     }
 
     /// Reads a zone, writes what recovers it to the area, and turns it into new data.
-    fn read_protected(&self, zone: &Range<u64>, data: &mut [u8]) -> Result<()> {
+    fn read_protected(&mut self, zone: &Range<u64>, data: &mut [u8], readers: Option<Readers<'_>>) -> Result<()> {
+        let mut plaintext = std::mem::take(&mut self.plaintext);
+        // No other thread has it: that of the zone before was taken back when its lock was released.
+        let kept = Arc::make_mut(&mut plaintext);
+        kept.resize(if readers.is_some() { data.len() } else { 0 }, 0);
+        let result = self.read_and_renew(zone, data, kept);
+        if let (Ok(()), Some(readers)) = (&result, readers) {
+            readers(&plaintext);
+        }
+        self.plaintext = plaintext;
+        result
+    }
+
+    /// [`Driver::read_protected`] into `data`, and the plaintext into `kept` if that is not empty.
+    fn read_and_renew(&self, zone: &Range<u64>, data: &mut [u8], kept: &mut [u8]) -> Result<()> {
         let Devices { header, data: store, .. } = self.devices;
         let (place, area) = (self.state.old_place(zone.start), self.state.area.start);
         let is_journal = self.state.keyslot.resilience.protection == Protection::Journal;
         let (chunk, mut digests) = (self.chunk(), self.digests_of(data.len()));
         let digests_of_chunk = self.digests_of(chunk).len().max(1);
-        let mut without = digests.chunks_mut(digests_of_chunk);
-        let chunks = data.chunks_mut(chunk).enumerate().map(|(index, data)| (index, data, without.next()));
-        parallel::for_each(chunks.collect::<Vec<_>>().into_iter(), |(index, data, digests)| {
+        let (mut without, mut kept) = (digests.chunks_mut(digests_of_chunk), kept.chunks_mut(chunk));
+        let chunks = data.chunks_mut(chunk).enumerate();
+        let chunks = chunks.map(|(index, data)| (index, data, without.next(), kept.next()));
+        parallel::for_each(chunks.collect::<Vec<_>>().into_iter(), |(index, data, digests, kept)| {
             let offset = (index * chunk) as u64;
             read_all(store, data, place + offset).with_context(cannot_read)?;
             match (&self.checksums, digests) {
@@ -325,7 +365,7 @@ impl<'a> Driver<'a> {
                 _ if is_journal => header.write_all_at(data, area + offset).with_context(cannot_write_area)?,
                 _ => {}
             }
-            self.ciphers.renew(zone.start + offset, data);
+            self.ciphers.renew_keeping(zone.start + offset, data, kept);
             Ok(())
         })?;
         header.write_all_at(&digests, area).with_context(cannot_write_area)

@@ -131,7 +131,8 @@ pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKey
     let written = header.device.header()?;
     let lock = || lock::header(&header.device, Mode::Exclusive);
     let sync = || store.sync().context("cannot flush");
-    let devices = Devices { header: &written, data: &*store, sync: &sync, lock: &lock };
+    let syncs_header = header.device.is_synced_with(data);
+    let devices = Devices { header: &written, data: &*store, sync: &sync, syncs_header, lock: &lock };
     let mut driver = Driver::new(devices, luks2_of(header)?.clone(), state, keys, None)?;
     if let Some(recovered) = driver.recover()? {
         tell(data, &recovered);

@@ -361,7 +361,8 @@ impl Offline {
         let device = self.header.device.header()?;
         let lock = || lock::header(&self.header.device, Mode::Exclusive);
         let sync = || store.sync().context("cannot flush");
-        let devices = Devices { header: &device, data: &*store, sync: &sync, lock: &lock };
+        let syncs_header = self.header.device.is_synced_with(&self.data);
+        let devices = Devices { header: &device, data: &*store, sync: &sync, syncs_header, lock: &lock };
         let mut driver = Driver::new(devices, luks2_of(&self.header)?.clone(), state, &keys, longest_zone)?;
         if let Some(recovered) = driver.recover()? {
             interrupted::tell(&self.data, &recovered);

@@ -32,8 +32,10 @@ const ZONE: u64 = 8 << 20;
 pub struct Online {
     context: Context,
     at: HeaderOptions,
-    /// Bytes that were new when it was opened in re-encryption: it has cryptsetup's lock since.
+    /// Bytes that were new when it was opened in re-encryption.
     interrupted_at: Option<u64>,
+    /// cryptsetup's lock, from the beginning of a re-encryption or the opening in one until it has finished.
+    lock: Arc<Mutex<Option<Lock>>>,
     /// Held while one begins.
     beginning: Mutex<()>,
     task: Mutex<Option<Task>>,
@@ -133,9 +135,12 @@ enum Wish {
 }
 
 impl Online {
-    /// The volume has the header at `at`. `interrupted_at`: bytes that are new, if it was opened in re-encryption.
-    pub(crate) fn new(context: Context, at: HeaderOptions, interrupted_at: Option<u64>) -> Self {
-        Self { context, at, interrupted_at, beginning: Mutex::new(()), task: Mutex::new(None) }
+    /// The volume has the header at `at`. `interrupted`: bytes that are new, and cryptsetup's lock, if it was opened in
+    /// re-encryption.
+    pub(crate) fn new(context: Context, at: HeaderOptions, interrupted: Option<(u64, Lock)>) -> Self {
+        let (interrupted_at, lock) = interrupted.unzip();
+        let lock = Arc::new(Mutex::new(lock));
+        Self { context, at, interrupted_at, lock, beginning: Mutex::new(()), task: Mutex::new(None) }
     }
 
     fn task(&self) -> MutexGuard<'_, Option<Task>> {
@@ -191,7 +196,7 @@ impl Online {
         if device.is_suspended() {
             return Err(self.refused("it is suspended"));
         }
-        let job = self.job(device, joined, options.longest_zone)?;
+        let (job, lock) = self.job(device, joined, options.longest_zone)?;
         if let (Some(check), Some(old)) = (check, job.keys.of(PieceState::Old))
             && check.is_of_one_key()
             && !check.is_made_with(old)
@@ -199,6 +204,9 @@ impl Online {
             return Err(Error::other_key());
         }
         job.map_sides()?;
+        if lock.is_some() {
+            *held(&self.lock) = lock;
+        }
         let shared = Arc::new(Shared::new(options.rate, &job));
         let thread = {
             let shared = Arc::clone(&shared);
@@ -209,15 +217,16 @@ impl Online {
         Ok(())
     }
 
-    /// Loads the header under the locks, and confirms it with the keys.
-    fn job(&self, device: &Arc<Device>, joined: &VolumeKey, longest_zone: Option<u64>) -> Result<Job> {
+    /// Loads the header under the locks, and confirms it with the keys. Returns cryptsetup's lock, too, if the volume
+    /// did not have it.
+    fn job(&self, device: &Arc<Device>, joined: &VolumeKey, longest_zone: Option<u64>) -> Result<(Job, Option<Lock>)> {
         let path = self.at.header.as_ref().unwrap_or(&self.at.image);
         let storage = Storage::open(&self.context, path, OpenMode::Header)?;
+        let syncs_header = self.at.header.is_none() && storage.remote().is_none();
         let header = Header::load_from(storage, self.at.luks, true)?;
-        let lock = match self.interrupted_at {
-            Some(_) => Lock::none(),
-            None => lock::reencryption(&header.device, header.volume.uuid(), Mode::Exclusive)?,
-        };
+        let is_locked = held(&self.lock).is_some();
+        let lock = || lock::reencryption(&header.device, header.volume.uuid(), Mode::Exclusive);
+        let lock = (!is_locked).then(lock).transpose()?;
         // Loaded before the lock: another process may have gone on meanwhile.
         let header = Header { volume: Header::load_again(&header.device, self.at.luks)?, ..header };
         let (state, keys) = header.confirm_reencryption(joined, &self.at.policy)?;
@@ -234,7 +243,8 @@ impl Online {
         if state.len(store_len) != device.len() {
             return Err(self.refused("it has another length than its header says"));
         }
-        Ok(Job { device: Arc::clone(device), header, state, keys, longest_zone, _lock: lock })
+        let (device, held) = (Arc::clone(device), Arc::clone(&self.lock));
+        Ok((Job { device, header, syncs_header, state, keys, longest_zone, lock: held }, lock))
     }
 
     /// Stops after the present zone, and waits for that.
@@ -323,7 +333,10 @@ impl Shared {
     /// Carries out the re-encryption. The device keeps its two sides if it does not reach the end.
     fn run(&self, job: Job, finished: Box<dyn FnOnce(Finished) + Send>) {
         let outcome = match job.run(self) {
-            Ok(true) => job.map_new_side().map(finished).map_err(|error| error.to_string()),
+            Ok(true) => {
+                *held(&job.lock) = None;
+                job.map_new_side().map(finished).map_err(|error| error.to_string())
+            }
             Ok(false) => Err("it was stopped".to_owned()),
             Err(error) => {
                 let text = format!("re-encryption stopped: {}", with_causes(&error));
@@ -335,21 +348,28 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits while it is paused, and until the rate allows the next zone. Returns whether to go on.
-    fn may_go_on(&self, since: Instant, moved: u64) -> bool {
+    /// Waits while it is paused, and until the rate allows the next zone, after `rest`. Returns whether to go on.
+    fn may_go_on(&self, since: Instant, moved: u64, rest: &mut dyn FnMut() -> Result<()>) -> Result<bool> {
         let mut progress = self.progress();
+        let mut has_rested = false;
         loop {
             let pause =
                 progress.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(moved as f64 / rate.max(1) as f64));
             let left = pause.saturating_sub(since.elapsed());
+            if !has_rested && (progress.wish != Wish::Run || !left.is_zero()) {
+                drop(progress);
+                rest()?;
+                (has_rested, progress) = (true, self.progress());
+                continue;
+            }
             let is_parked = progress.wish == Wish::Pause;
             if progress.is_parked != is_parked {
                 progress.is_parked = is_parked;
                 self.changed.notify_all();
             }
             progress = match progress.wish {
-                Wish::End => return false,
-                Wish::Run if left.is_zero() => return true,
+                Wish::End => return Ok(false),
+                Wish::Run if left.is_zero() => return Ok(true),
                 Wish::Run => self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0,
                 Wish::Pause => self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner),
             };
@@ -363,8 +383,11 @@ struct Job {
     header: Header,
     state: Reencryption,
     keys: ReencryptionKeys,
+    /// The header is on the device of the data, whose sync makes it durable.
+    syncs_header: bool,
     longest_zone: Option<u64>,
-    _lock: Lock,
+    /// As [`Online::lock`].
+    lock: Arc<Mutex<Option<Lock>>>,
 }
 
 impl Job {
@@ -411,13 +434,14 @@ impl Job {
         let lock = || lock::header(&self.header.device, Mode::Exclusive);
         // For all clients: the kernel reports a lost write once.
         let sync = || self.device.sync_blocking().map_err(std::io::Error::from).context("cannot flush");
-        let devices = Devices { header: &written, data: &**store, sync: &sync, lock: &lock };
+        let syncs_header = self.syncs_header;
+        let devices = Devices { header: &written, data: &**store, sync: &sync, syncs_header, lock: &lock };
         let luks2: &Luks2 = luks2_of(&self.header)?;
         let zone = Some(self.longest_zone.unwrap_or(ZONE));
         let mut driver = Driver::new(devices, luks2.clone(), self.state.clone(), &self.keys, zone)?;
         let (mut since, mut moved) = (Instant::now(), 0);
         while let Some(zone) = driver.next_zone() {
-            if !shared.may_go_on(since, moved) {
+            if !shared.may_go_on(since, moved, &mut || driver.rest())? {
                 return Ok(false);
             }
             (since, moved) = (Instant::now(), zone.end - zone.start);
@@ -429,7 +453,7 @@ impl Job {
 
     fn write_zone(&self, driver: &mut Driver<'_>, zone: &Range<u64>) -> Result<()> {
         let locked = self.device.lock_zone(zone.clone()).map_err(std::io::Error::from).context("cannot lock a zone")?;
-        match driver.step(zone) {
+        match driver.step(zone, Some(&|plaintext| locked.serve_reads(Arc::clone(plaintext)))) {
             Ok(()) => {}
             // It is as it was.
             Err(error) if !driver.is_writing() => return Err(error),
@@ -460,6 +484,10 @@ impl Job {
             check: key.and_then(|key| KeyCheck::new(&segments, key).ok()),
         })
     }
+}
+
+fn held(lock: &Mutex<Option<Lock>>) -> MutexGuard<'_, Option<Lock>> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns an error with all its causes.

@@ -255,6 +255,15 @@ fn encrypted(data: &[u8], key: &[u8], bytes: u32) -> Vec<u8> {
     data
 }
 
+/// Returns the devices of a driver.
+fn devices<'a>(
+    header: &'a Disk<'_>,
+    data: &'a Disk<'_>,
+    sync: &'a (dyn Fn() -> crate::Result<()> + Sync),
+) -> Devices<'a> {
+    Devices { header, data, sync, syncs_header: false, lock: &|| Ok(Lock::none()) }
+}
+
 impl Case {
     /// Returns the content of the data area before and after.
     fn contents(&self) -> [Vec<u8>; 2] {
@@ -350,7 +359,7 @@ impl Case {
         let Some(state) = luks2.reencryption().unwrap() else { return Ok(true) };
         let (header, data) = (disks.header(), disks.data());
         let sync = || BackingStore::sync(&data).context("cannot flush");
-        let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
+        let devices = Devices { syncs_header: !self.is_detached, ..devices(&header, &data, &sync) };
         let mut left = zones;
         Driver::new(devices, luks2, state, &self.keys(), Some(ZONE))?.run(&mut |_| {
             left -= 1;
@@ -535,9 +544,8 @@ fn block_that_is_neither_old_nor_new_is_named_and_stays() {
     let state = luks2.reencryption().unwrap().unwrap();
     let (header, data) = (disks.header(), disks.data());
     let sync = || BackingStore::sync(&data).context("cannot flush");
-    let devices = Devices { header: &header, data: &data, sync: &sync, lock: &|| Ok(Lock::none()) };
     let keys = checksum.keys();
-    let mut driver = Driver::new(devices, luks2, state, &keys, Some(ZONE)).unwrap();
+    let mut driver = Driver::new(devices(&header, &data, &sync), luks2, state, &keys, Some(ZONE)).unwrap();
     let found = driver.recover().unwrap().unwrap();
     assert_eq!((found.zone, found.torn, found.unknown), (0..ZONE, 0, vec![4096]));
     let [_, new] = checksum.contents();

@@ -12,6 +12,7 @@ use crate::checked_device::CheckedDevice;
 use crate::error::{CommitError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use serde_json::{Map, Value};
+use std::io;
 
 /// A new version of the header that complies with the format and fits its area, not yet written.
 #[derive(Debug)]
@@ -49,14 +50,32 @@ impl Luks2 {
         Ok(Draft { header, map, metadata, area })
     }
 
-    /// Writes both copies, one after the other.
+    /// Writes both copies durably, one after the other.
     pub(super) fn write(&mut self, device: &CheckedDevice<'_>, draft: Draft) -> Result<(), CommitError> {
+        self.write_copies(device, draft, |copies, copy| copies.write(device, copy))
+    }
+
+    /// Writes one copy durably, and then the other, which [`Luks2::sync`] or the next change makes durable.
+    pub(super) fn write_first(&mut self, device: &CheckedDevice<'_>, draft: Draft) -> Result<(), CommitError> {
+        self.write_copies(device, draft, |copies, copy| copies.write_volatile(device, copy))?;
+        self.has_volatile_copy = true;
+        Ok(())
+    }
+
+    fn write_copies(
+        &mut self,
+        device: &CheckedDevice<'_>,
+        draft: Draft,
+        write_second: impl FnOnce(&Copies<'_>, Copy) -> io::Result<()>,
+    ) -> Result<(), CommitError> {
+        // A copy is overwritten only while the other one is durable.
+        self.sync(device)?;
         let Draft { header, map, metadata, area } = draft;
         let copies = Copies::encode(&header, &area)?;
-        for copy in [self.trusted.other(), self.trusted] {
-            copies.write(device, copy)?;
-            self.trusted = copy;
-        }
+        let second = self.trusted;
+        copies.write(device, second.other())?;
+        self.trusted = second.other();
+        write_second(&copies, second)?;
         self.trusted = Copy::Primary;
         self.json = Value::Object(map.clone()).to_string();
         (self.header, self.map, self.metadata) = (header, map, metadata);
@@ -67,6 +86,24 @@ impl Luks2 {
 }
 
 impl Luks2 {
+    /// Makes the header durable, if a copy of it may not be.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device does.
+    pub fn sync(&mut self, device: &dyn HeaderDevice) -> io::Result<()> {
+        if self.has_volatile_copy {
+            device.sync()?;
+            self.has_volatile_copy = false;
+        }
+        Ok(())
+    }
+
+    /// Takes note that the caller has made durable what was written to the device of the header.
+    pub fn set_durable(&mut self) {
+        self.has_volatile_copy = false;
+    }
+
     /// Whether loading found a copy damaged, older, or with another content.
     pub(crate) fn has_different_copies(&self) -> bool {
         let is_of_copies = |warning: &LoadWarning| {

@@ -55,9 +55,14 @@ impl<'a> Copies<'a> {
 
     /// Writes one copy durably, while the other one is valid.
     pub(crate) fn write(&self, device: &dyn HeaderDevice, copy: Copy) -> io::Result<()> {
-        let (bytes, offset) = self.of(copy);
-        device.write_all_at(bytes, offset)?;
+        self.write_volatile(device, copy)?;
         device.sync()
+    }
+
+    /// Writes one copy, while the other one is valid. The next flush makes it durable.
+    pub(super) fn write_volatile(&self, device: &dyn HeaderDevice, copy: Copy) -> io::Result<()> {
+        let (bytes, offset) = self.of(copy);
+        device.write_all_at(bytes, offset)
     }
 
     /// Writes both copies to a device without a header. Everything that was written before is durable before the device

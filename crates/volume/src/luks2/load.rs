@@ -66,7 +66,7 @@ pub(super) fn load(device: &dyn HeaderDevice, foreign: Foreign) -> Result<Luks2,
     warnings.extend(damage_of_keyslots(&loaded.metadata));
     warnings.extend(odd_texts(&loaded.header, &loaded.json));
     let Loaded { header, json, map, metadata } = loaded;
-    Ok(Luks2 { header, json, map, metadata, warnings, trusted })
+    Ok(Luks2 { header, json, map, metadata, warnings, trusted, has_volatile_copy: false })
 }
 
 /// Meaning of other signatures if only the second copy of a header is valid.

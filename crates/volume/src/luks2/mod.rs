@@ -56,6 +56,8 @@ pub struct Luks2 {
     warnings: Vec<LoadWarning>,
     /// The copy that was read; the next commit writes the other one first.
     trusted: Copy,
+    /// One copy may not be durable.
+    has_volatile_copy: bool,
 }
 
 impl Luks2 {

@@ -81,5 +81,5 @@ fn luks2_of(device: &dyn HeaderDevice, header: BinaryHeader, copy: Copy, offset:
     let text = text_of_area(&area).ok()?;
     let (map, metadata) = validate::read(HEADER, &header, &text).ok()?;
     let warnings = load::damage_of_keyslots(&metadata).collect();
-    Some(Luks2 { json: text.into_owned(), header, map, metadata, warnings, trusted: copy })
+    Some(Luks2 { json: text.into_owned(), header, map, metadata, warnings, trusted: copy, has_volatile_copy: false })
 }

@@ -90,16 +90,27 @@ impl Moving {
         Self { case, store, device: Arc::new(device), model }
     }
 
+    /// Puts garbage into the old place of the zone.
+    fn spoil(&self) {
+        write_alone(Side { unit: 1, ..self.case.old }, &self.store, START, &[0xee; ZONE as usize]);
+    }
+
     /// Re-encrypts the zone, with garbage in its old place on the way, and moves the boundary.
     fn re_encrypt(&self, zone: crate::ZoneLock<'_>) {
+        let zone_of_model = &self.model[START as usize..END as usize];
         if !self.case.moves {
+            write_alone(self.case.old, &self.store, START, zone_of_model);
             return;
         }
-        let plain = read_alone(self.case.old, &self.store, START..END);
-        let raw = Side { unit: 1, ..self.case.old };
-        write_alone(raw, &self.store, START, &[0xee; ZONE as usize]);
-        write_alone(self.case.new, &self.store, START, &plain);
+        self.spoil();
+        write_alone(self.case.new, &self.store, START, zone_of_model);
         zone.move_boundary();
+    }
+
+    /// Serves reads of the zone from memory, with garbage in its old place.
+    fn serve_reads(&self, zone: &crate::ZoneLock<'_>) {
+        self.spoil();
+        zone.serve_reads(Arc::new(self.model[START as usize..END as usize].to_vec()));
     }
 
     fn check(&self) {
@@ -117,8 +128,7 @@ type Ask = (u64, u64, bool);
 
 /// In the zone, and across its border to the old bytes.
 fn in_zone(case: &Case) -> Vec<Ask> {
-    let (across, near) =
-        if case.direction == MoveDirection::Forward { (END, END - 1300) } else { (START, START + 500) };
+    let (across, near) = if is_forward(case) { (END, END - 1300) } else { (START, START + 500) };
     vec![
         (START + 4096, 4096, true),
         (START + 8192 + 512, 512, true),
@@ -131,6 +141,9 @@ fn in_zone(case: &Case) -> Vec<Ask> {
         (near, 600, true),
     ]
 }
+
+/// The first of those, whose bytes no other one writes.
+const UNDISTURBED: usize = 3;
 
 /// New bytes and old ones, at the zone and far from it.
 const OUTSIDE: [Ask; 6] = [
@@ -200,6 +213,10 @@ fn memory_store() -> Arc<dyn BackingStore> {
     Arc::new(MemoryStore::new(vec![0; (LEN + 2 * ZONE) as usize]))
 }
 
+fn is_forward(case: &Case) -> bool {
+    case.direction == MoveDirection::Forward
+}
+
 fn cases() -> Vec<Case> {
     let units = [[512, 512], [512, 4096], [4096, 512], [1, 4096], [1, 512], [4096, 1]];
     let mut cases = Vec::new();
@@ -216,12 +233,12 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-fn check_worker(case: Case, store: Arc<dyn BackingStore>, mode: IoMode) {
+fn check_worker(case: Case, store: Arc<dyn BackingStore>, mode: IoMode, serves_reads: bool) {
     let mut moving = Moving::new(case, store);
     let device = Arc::clone(&moving.device);
     let mut worker = new_worker(&device, mode);
     let zone = device.lock_zone(START..END).unwrap();
-    let asks: Vec<Ask> = in_zone(&case).into_iter().chain(OUTSIDE).collect();
+    let mut asks: Vec<Ask> = in_zone(&case).into_iter().chain(OUTSIDE).collect();
     asks.iter().enumerate().for_each(|(id, ask)| push(&mut worker, id as u64, *ask));
     // What is outside goes on, and what touches the zone waits.
     run_until(&mut worker, OUTSIDE.len());
@@ -229,13 +246,32 @@ fn check_worker(case: Case, store: Arc<dyn BackingStore>, mode: IoMode) {
     let waiting = in_zone(&case).len();
     assert!(worker.front().0.iter().all(|(id, _)| *id as usize >= waiting), "{case:?}");
     assert_eq!(device.locks().waiting(), waiting);
+    if serves_reads {
+        moving.serve_reads(&zone);
+        // Bytes without a cipher have no units that a write changes in part.
+        let served: &[usize] = if case.old.unit == 1 { &[0, 1, 2, 8] } else { &[0, 1, 2] };
+        run_until(&mut worker, OUTSIDE.len() + served.len());
+        // One that comes now does not wait, unless not all of it is in the zone.
+        let late = [(START + 8192 + 1024, 700, true), (if is_forward(&case) { END } else { START } - 300, 600, true)];
+        for ask in late {
+            push(&mut worker, asks.len() as u64, ask);
+            asks.push(ask);
+        }
+        run_until(&mut worker, OUTSIDE.len() + served.len() + 1);
+        (0..10).for_each(|_| assert!(worker.turn().is_ok()));
+        let mut ended: Vec<_> = worker.front().0.iter().map(|(id, _)| *id as usize).collect();
+        ended.retain(|id| !(waiting..waiting + OUTSIDE.len()).contains(id));
+        ended.sort_unstable();
+        assert_eq!(ended, [served, &[asks.len() - 2]].concat(), "{case:?}");
+    }
     moving.re_encrypt(zone);
     run_until(&mut worker, asks.len());
     for (id, result) in &worker.front().0 {
         let ask = asks[*id as usize];
         let range = ask.0 as usize..(ask.0 + ask.1) as usize;
         let bytes = result.as_ref().unwrap_or_else(|error| panic!("{case:?} {ask:?}: {error}"));
-        if ask.2 {
+        // The last one that comes late reads what was written before.
+        if ask.2 && *id as usize != waiting + OUTSIDE.len() + 1 {
             assert!(*bytes == moving.model[range], "{case:?} {ask:?}");
         }
     }
@@ -251,9 +287,40 @@ fn check_worker(case: Case, store: Arc<dyn BackingStore>, mode: IoMode) {
 #[test]
 fn requests_of_a_worker_wait_for_the_zone_and_go_where_it_is_then() {
     for case in cases() {
-        check_worker(case, memory_store(), IoMode::Auto);
-        check_worker(case, file_store(IoMode::Uring), IoMode::Uring);
-        check_worker(case, file_store(IoMode::Sync), IoMode::Sync);
+        check_worker(case, memory_store(), IoMode::Auto, false);
+        check_worker(case, file_store(IoMode::Uring), IoMode::Uring, false);
+        check_worker(case, file_store(IoMode::Sync), IoMode::Sync, false);
+    }
+}
+
+#[test]
+fn reads_of_a_worker_are_served_from_the_memory_of_the_zone() {
+    for case in cases() {
+        check_worker(case, memory_store(), IoMode::Auto, true);
+        check_worker(case, file_store(IoMode::Uring), IoMode::Uring, true);
+    }
+}
+
+#[test]
+fn blocking_reads_are_served_from_the_memory_of_the_zone() {
+    for case in cases() {
+        let moving = Moving::new(case, memory_store());
+        let device = BlockingDevice::new(Arc::clone(&moving.device));
+        let zone = moving.device.lock_zone(START..END).unwrap();
+        let asks = in_zone(&case)[..UNDISTURBED].to_vec();
+        let run = |ask| (ask, run_blocking(&device, ask));
+        let ended = on_waiting_threads(&moving.device, asks, run, || {
+            moving.serve_reads(&zone);
+            let waiting = || moving.device.locks().waiting();
+            eventually("reads of the zone", waiting, |waiting| *waiting == 0);
+            let whole = run_blocking(&device, (START, ZONE, true));
+            assert!(whole == moving.model[START as usize..END as usize], "{case:?}");
+            moving.re_encrypt(zone);
+        });
+        for (ask, bytes) in ended {
+            assert!(bytes == moving.model[ask.0 as usize..][..ask.1 as usize], "{case:?} {ask:?}");
+        }
+        moving.check();
     }
 }
 

@@ -241,7 +241,9 @@ impl Luks2 {
         Ok(validate::check(HEADER, &self.header, map).map_err(CommitError::from)?)
     }
 
-    /// Writes the progress of a re-encryption. What is old or new with these parts is so durably.
+    /// Writes the progress of a re-encryption. What is old or new with these parts is so durably. One copy of the
+    /// header is durable, and the other one after the next flush of its device, or [`Luks2::sync`]; the next progress
+    /// is written after that.
     ///
     /// # Errors
     ///
@@ -254,7 +256,9 @@ impl Luks2 {
     ) -> Result<(), EditError> {
         let mut map = self.map.clone();
         segments::replace(&mut map, reencryption, &pieces);
-        self.commit_map(device, map)?;
+        let device = self.checked(device)?;
+        let draft = self.draft_of(map)?;
+        self.write_first(&device, draft)?;
         reencryption.pieces = pieces;
         Ok(())
     }
