@@ -290,7 +290,7 @@ fn open_interrupted(
         if info.header.is_some() {
             header.device = Device::open(data.context(), header.path(), OpenMode::Header)?;
         }
-        interrupted::recover(data, &mut header, &keys)?;
+        interrupted::recover(data, &mut header, &keys, args.zero_holes)?;
     }
     let Some(state) = interrupted::state_of(&header)? else {
         // The recovered zone was the last one.

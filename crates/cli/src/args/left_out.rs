@@ -9,15 +9,8 @@ struct LeftOut {
 
 const OPTIONS: &[LeftOut] = &[
     LeftOut {
-        reason: "Inlock re-encrypts LUKS2 volumes with a keyslot, an open one by `reencrypt NAME --start`",
-        options: &[
-            "active-name",
-            "force-no-keyslots",
-            "new-volume-key-keyring",
-            "use-directio",
-            "use-fsync",
-            "write-log",
-        ],
+        reason: "Inlock syncs what it re-encrypts at any time, and re-encrypts an open volume by `reencrypt NAME --start`",
+        options: &["active-name", "use-directio", "use-fsync", "write-log"],
     },
     LeftOut {
         reason: "Inlock does not use the encryption of drives (OPAL)",

@@ -560,9 +560,18 @@ pub(crate) struct Options {
     /// Do not change volume key
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub keep_key: bool,
+    /// Leave holes of a sparse image holes: data that were never written, or discarded
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub keep_holes: bool,
     /// Use the volume key from file as the new one
     #[arg(long, value_name = "FILE", help_heading = "Re-encryption")]
     pub new_volume_key_file: Option<PathBuf>,
+    /// Use the specified keyring key as the new volume key: a number, or %TYPE:NAME
+    #[arg(long, value_name = "KEY", help_heading = "Re-encryption")]
+    pub new_volume_key_keyring: Option<String>,
+    /// Re-encrypt by both volume keys; remove all keyslots at the end
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
+    pub force_no_keyslots: bool,
     /// Size of the new volume key (default: --key-size)
     #[arg(long, value_name = "BITS", help_heading = "Re-encryption")]
     pub new_key_size: Option<u32>,

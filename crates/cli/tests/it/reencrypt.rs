@@ -3,6 +3,7 @@
 use crate::harness::killed::Killed;
 use crate::harness::{Dir, Ended, FAST, call, call_with, have, inlock, noise, run};
 use crate::header_policy;
+use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, new_sector_cipher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
@@ -172,6 +173,95 @@ fn new_volume_key_comes_from_a_file_and_may_have_another_length() {
         assert!(content(&image, &[]) == input, "{key}");
     }
     reencrypt(&image, &["--new-key-size", "512"]).fails(1, &["key-size"]);
+}
+
+#[test]
+fn volume_is_re_encrypted_by_its_keys_alone_and_loses_its_keyslots() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let (old, new) = (dir.name("old"), dir.file("new", &noise(64)));
+    let image = volume(&dir, &input, &["--key-size", "512"]);
+    call_with(b"secret", ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", &old, &image]).works();
+    let before = std::fs::read(&image).unwrap();
+    let by_keys = ["--volume-key-file", &old, "--new-volume-key-file", &new, "--new-key-size", "512"];
+    for (words, code, text) in [
+        (&by_keys[..], 1, "Use --force-no-keyslots"),
+        (&["--force-no-keyslots"], 1, "--force-no-keyslots and a passphrase"),
+        (&["--force-no-keyslots", "--volume-key-file", &old], 1, "needs --new-volume-key-file"),
+        (&[&["--force-no-keyslots"], &by_keys[..4]].concat(), 1, "must be paired with --new-key-size"),
+        (&[&["--force-no-keyslots", "--decrypt"], &by_keys[..]].concat(), 1, "cannot be combined"),
+        (
+            &["--force-no-keyslots", "--volume-key-file", &new, "--new-volume-key-file", &old, "--new-key-size", "512"],
+            2,
+            "does not match the volume",
+        ),
+    ] {
+        reencrypt(&image, words).fails(code, &[text]);
+        assert!(std::fs::read(&image).unwrap() == before, "{words:?}");
+    }
+    let by_keys = [&["--force-no-keyslots"], &by_keys[..]].concat();
+    reencrypt(&image, &[&["--init-only"], &by_keys[..]].concat()).works();
+    // The keyslots of the old key are there until the end.
+    call_with(b"secret", ["reencrypt", "-q", "--resume-only", &image]).fails(2, &[]);
+    let swapped = ["--volume-key-file", &new, "--new-volume-key-file", &old, "--new-key-size", "512"];
+    reencrypt(&image, &[&["--resume-only"], &swapped[..]].concat()).fails(2, &[]);
+    reencrypt(&image, &[&["--resume-only"], &by_keys[..]].concat()).works();
+    assert_eq!(dump(&image, &[": luks2", "Requirements"]), "");
+    call_with(b"secret", ["open", "--test-passphrase", &image]).fails(1, &["keyslot"]);
+    let by_new = ["--volume-key-file", &new, "--key-size", "512"];
+    assert!(content(&image, &by_new) == input);
+    // Without keyslots there are none to drop.
+    let again =
+        ["--volume-key-file", &new, "--key-size", "512", "--new-volume-key-file", &old, "--new-key-size", "512"];
+    reencrypt(&image, &again).works();
+    assert!(content(&image, &["--volume-key-file", &old, "--key-size", "512"]) == input);
+    let added = ["luksAddKey", "-q", "--volume-key-file", &old, "--key-size", "512", &image];
+    call_with(b"secret", added.iter().chain(&FAST)).works();
+    assert!(content(&image, &[]) == input);
+}
+
+/// Returns the number of 4096-byte blocks of a file from `start` on that are allocated.
+fn allocated(image: &str, start: u64) -> u64 {
+    let file = std::fs::File::open(image).unwrap();
+    let (mut at, mut count) = (start, 0);
+    while let Ok(data) = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+        at = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(data)).unwrap();
+        count += (at - data) / 4096;
+    }
+    count
+}
+
+#[test]
+fn holes_of_a_sparse_image_stay_if_asked_for_and_data_beside_them_are_kept() {
+    let dir = Dir::new();
+    let image = dir.image("image", 24);
+    call_with(b"secret", ["luksFormat", "-q", "--sector-size", "512", &image].iter().chain(&FAST)).works();
+    // Runs of data that begin and end in blocks of checksums, with holes between them.
+    let parts: [(u64, usize); 4] = [(0, 512), (20 << 10, 40 << 10), (1 << 20, 4096), ((8 << 20) - 8192, 8192)];
+    let whole = noise(LEN);
+    let key = dir.name("key");
+    call_with(b"secret", ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", &key, &image]).works();
+    let key = std::fs::read(&key).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    let (spec, unit) = (CipherSpec::AES_XTS_PLAIN64, DataUnitSize::SECTOR);
+    let cipher = new_sector_cipher(&spec, &key, unit, IvNumbering::Sectors).unwrap();
+    for (at, len) in parts {
+        let mut data = whole[at as usize..at as usize + len].to_vec();
+        cipher.encrypt(IvNumber(at / 512), InOut::InPlace(&mut data));
+        file.write_all_at(&data, (16 << 20) + at).unwrap();
+    }
+    let before = allocated(&image, 16 << 20);
+    for words in [&["--keep-holes"][..], &["--keep-holes", "--hotzone-size", "64K", "--resilience", "journal"]] {
+        reencrypt(&image, words).works();
+        let found = content(&image, &[]);
+        for (at, len) in parts {
+            let range = at as usize..at as usize + len;
+            assert!(found[range.clone()] == whole[range], "{words:?}: {len} bytes at {at}");
+        }
+        assert_eq!(allocated(&image, 16 << 20), before, "{words:?}");
+    }
+    reencrypt(&image, &["--encrypt", "--keep-holes", "--reduce-device-size", "8M"]).fails(1, &["cannot be combined"]);
+    reencrypt(&image, &[]).works();
+    assert_eq!(allocated(&image, 16 << 20), (LEN / 4096) as u64, "all data are written otherwise");
 }
 
 #[test]

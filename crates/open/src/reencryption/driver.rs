@@ -65,6 +65,8 @@ pub struct Driver<'a> {
     len: u64,
     /// Longest zone in bytes.
     limit: u64,
+    /// Holes of the store stay holes.
+    keeps_holes: bool,
     /// The header is that of the finished volume.
     is_finished: bool,
     /// The header may say that a zone is being written.
@@ -116,6 +118,7 @@ impl<'a> Driver<'a> {
             checksums,
             len,
             limit: 0,
+            keeps_holes: false,
             is_finished: false,
             is_writing: false,
             buffer: Vec::new(),
@@ -133,6 +136,20 @@ impl<'a> Driver<'a> {
         }
         driver.limit = driver.longest_zone(longest_zone)?;
         Ok(driver)
+    }
+
+    /// Leaves holes of the store holes, which read as other bytes afterwards: those of data that were encrypted and
+    /// never written, or discarded.
+    ///
+    /// # Errors
+    ///
+    /// Fails for data that were not encrypted: their holes are zeroes.
+    pub fn keep_holes(&mut self) -> Result<()> {
+        if self.state.keyslot.mode == ReencryptionMode::Encrypt {
+            return Err(Error::new(ErrorKind::CannotReencrypt, "Holes of data that are not encrypted are zeroes."));
+        }
+        self.keeps_holes = true;
+        Ok(())
     }
 
     /// Returns the data unit of both sides.
@@ -267,8 +284,9 @@ impl<'a> Driver<'a> {
             self.devices.header.sync().with_context(cannot_write_area)?;
             self.luks2.set_durable();
             self.is_writing = true;
+            let holes = if self.keeps_holes { self.holes(zone)? } else { Vec::new() };
             self.commit(zone, PieceState::Hot)?;
-            self.write(zone, &data)?;
+            self.write(zone, &data, &holes)?;
             self.buffer = data;
         } else {
             self.is_writing = true;
@@ -371,12 +389,35 @@ impl<'a> Driver<'a> {
         header.write_all_at(&digests, area).with_context(cannot_write_area)
     }
 
-    /// Writes the new data of a zone.
-    fn write(&self, zone: &Range<u64>, data: &[u8]) -> Result<()> {
+    /// Returns the whole data units of a zone that are holes of the store, as ranges of it, in order.
+    fn holes(&self, zone: &Range<u64>) -> Result<Vec<Range<u64>>> {
+        let (place, len, unit) = (self.state.old_place(zone.start), zone.end - zone.start, self.unit());
+        let (mut holes, mut at) = (Vec::new(), 0);
+        while at < len {
+            let status = self.devices.data.block_status(place + at, len - at).context("cannot look for holes")?;
+            let end = (status.offset + status.len - place).clamp(at + 1, len);
+            let hole = at.next_multiple_of(unit)..end / unit * unit;
+            if status.hole && !hole.is_empty() {
+                holes.push(hole);
+            }
+            at = end;
+        }
+        Ok(holes)
+    }
+
+    /// Writes the new data of a zone, except its holes.
+    fn write(&self, zone: &Range<u64>, data: &[u8], holes: &[Range<u64>]) -> Result<()> {
         let (place, chunk) = (self.state.new_place(zone.start), self.chunk());
-        parallel::for_each(data.chunks(chunk).enumerate(), |(index, data)| {
-            let offset = (index * chunk) as u64;
-            write_all(self.devices.data, data, place + offset).with_context(cannot_write)
+        let starts = holes.iter().map(|hole| hole.end);
+        let ends = holes.iter().map(|hole| hole.start).chain([data.len() as u64]);
+        let between = [0]
+            .into_iter()
+            .chain(starts)
+            .zip(ends)
+            .flat_map(|(start, end)| (start..end).step_by(chunk).map(move |at| at..end.min(at + chunk as u64)));
+        parallel::for_each(between.collect::<Vec<_>>().into_iter(), |part| {
+            let data = &data[part.start as usize..part.end as usize];
+            write_all(self.devices.data, data, place + part.start).with_context(cannot_write)
         })
     }
 
@@ -423,6 +464,7 @@ impl<'a> Driver<'a> {
             }
             let mut data = Vec::new();
             resize(&mut data, &zone)?;
+            let holes = if self.keeps_holes { self.holes(&zone)? } else { Vec::new() };
             match (&self.checksums, &self.state.keyslot.resilience.protection) {
                 (_, Protection::None) => {
                     return Err(cannot_recover(
@@ -439,7 +481,7 @@ impl<'a> Driver<'a> {
                     self.ciphers.renew(zone.start, &mut data);
                 }
             }
-            self.write(&zone, &data)?;
+            self.write(&zone, &data, &holes)?;
         } else {
             self.move_zone(&zone)?;
         }

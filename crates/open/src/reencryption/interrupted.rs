@@ -123,8 +123,9 @@ impl Header {
     }
 }
 
-/// Recovers the zone that was being written. `header` can be written. Tells what was found, and loads it again.
-pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKeys) -> Result<()> {
+/// Recovers the zone that was being written, in which holes stay holes if `keeps_holes`. `header` can be written. Tells
+/// what was found, and loads it again.
+pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKeys, keeps_holes: bool) -> Result<()> {
     let Some(state) = state_of(header)? else { return Ok(()) };
     let store = data.store(IoMode::Sync, false, false);
     let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
@@ -134,6 +135,9 @@ pub(crate) fn recover(data: &Device, header: &mut Header, keys: &ReencryptionKey
     let syncs_header = header.device.is_synced_with(data);
     let devices = Devices { header: &written, data: &*store, sync: &sync, syncs_header, lock: &lock };
     let mut driver = Driver::new(devices, luks2_of(header)?.clone(), state, keys, None)?;
+    if keeps_holes {
+        driver.keep_holes()?;
+    }
     if let Some(recovered) = driver.recover()? {
         tell(data, &recovered);
     }

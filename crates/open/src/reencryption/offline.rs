@@ -16,7 +16,7 @@ use crate::backing;
 use crate::device::{Device, OpenMode};
 use crate::edit::OpenedKeyslot;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, against_policy, cannot_edit, cannot_unlock};
-use crate::header::{Header, check_place};
+use crate::header::{Header, check_place, unlock_options};
 use crate::host::Context;
 use crate::key_check::KeyCheck;
 use crate::lock::{self, DeviceLock, Lock, Mode, VolumeName};
@@ -200,13 +200,36 @@ impl Offline {
     ///
     /// Fails before it writes.
     pub fn begin(&mut self, new: &NewParameters, opened: &[OpenedKeyslot]) -> Result<()> {
-        self.begin_shifted(new, opened, None)
+        let key = &opened.first().ok_or_else(Error::no_key)?.key;
+        self.begin_shifted(new, (key, opened), None)
+    }
+
+    /// Begins a re-encryption of the volume whose key is `old` without keyslots for the new key; all others are removed
+    /// at the end.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes, also if the new key is not given: it would be lost.
+    pub fn begin_without_keyslots(&mut self, new: &NewParameters, old: &VolumeKey) -> Result<()> {
+        if new.key.is_none() && !new.keeps_key {
+            return Err(Error::no_key());
+        }
+        self.begin_shifted(new, (old, &[]), None)
+    }
+
+    /// Verifies the volume keys of a re-encryption that has begun. `new`: `None` if there is no other.
+    pub fn unlock_with_keys(&mut self, old: VolumeKey, new: Option<VolumeKey>) -> Result<()> {
+        let options = unlock_options(None, self.header.policy.clone());
+        let confirmed =
+            luks2_of(&self.header)?.confirm_reencryption_of(ReencryptionKeys::new(Some(old), new), &options);
+        self.unlocked = Some(confirmed.map_err(cannot_unlock(self.header.path()))?);
+        Ok(())
     }
 
     pub(super) fn begin_shifted(
         &mut self,
         new: &NewParameters,
-        opened: &[OpenedKeyslot],
+        (key, opened): (&VolumeKey, &[OpenedKeyslot]),
         shift_and_moved: Option<(u64, u64)>,
     ) -> Result<()> {
         let (shift, moved_len) = shift_and_moved.unzip();
@@ -217,7 +240,6 @@ impl Offline {
         let segments = self.header.volume.segments().map_err(cannot_unlock(self.header.path()))?;
         let [present] = segments[..] else { return Err(refused(&self.data, "it has several segments")) };
         let side = self.new_side(new, &present)?;
-        let key = &opened.first().ok_or_else(Error::no_key)?.key;
         let keys = match new.mode {
             ReencryptionMode::Reencrypt if new.keeps_key => ReencryptionKeys::new(Some(copy(key)), None),
             ReencryptionMode::Reencrypt => ReencryptionKeys::new(Some(copy(key)), Some(new_key(new, key.len())?)),
@@ -345,7 +367,8 @@ impl Offline {
     }
 
     /// Goes on with a re-encryption that is unlocked, to the end, or until `watch` stops it after a zone. `watch` takes
-    /// the number of bytes that are done, and that of all. Returns whether it has reached the end.
+    /// the number of bytes that are done, and that of all. Returns whether it has reached the end. `keeps_holes`: holes
+    /// of the store stay holes, and read as other bytes afterwards.
     ///
     /// # Errors
     ///
@@ -353,6 +376,7 @@ impl Offline {
     pub fn run(
         &mut self,
         longest_zone: Option<u64>,
+        keeps_holes: bool,
         watch: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<bool> {
         let (state, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
@@ -364,6 +388,9 @@ impl Offline {
         let syncs_header = self.header.device.is_synced_with(&self.data);
         let devices = Devices { header: &device, data: &*store, sync: &sync, syncs_header, lock: &lock };
         let mut driver = Driver::new(devices, luks2_of(&self.header)?.clone(), state, &keys, longest_zone)?;
+        if keeps_holes {
+            driver.keep_holes()?;
+        }
         if let Some(recovered) = driver.recover()? {
             interrupted::tell(&self.data, &recovered);
         }
@@ -381,7 +408,7 @@ impl Offline {
     /// Fails before it writes if nothing protects the zone.
     pub fn recover(mut self) -> Result<()> {
         let (_, keys) = self.unlocked.take().ok_or_else(Error::no_key)?;
-        interrupted::recover(&self.data, &mut self.header, &keys)
+        interrupted::recover(&self.data, &mut self.header, &keys, false)
     }
 }
 

@@ -100,6 +100,8 @@ pub struct OnlineOptions {
     pub longest_zone: Option<u64>,
     /// Most bytes a second; `None`: no limit.
     pub rate: Option<u64>,
+    /// Holes of the store stay holes, and read as other bytes afterwards.
+    pub keeps_holes: bool,
     /// Takes what is new when it has finished.
     pub finished: Box<dyn FnOnce(Finished) + Send>,
 }
@@ -196,7 +198,7 @@ impl Online {
         if device.is_suspended() {
             return Err(self.refused("it is suspended"));
         }
-        let (job, lock) = self.job(device, joined, options.longest_zone)?;
+        let (job, lock) = self.job(device, joined, &options)?;
         if let (Some(check), Some(old)) = (check, job.keys.of(PieceState::Old))
             && check.is_of_one_key()
             && !check.is_made_with(old)
@@ -219,7 +221,7 @@ impl Online {
 
     /// Loads the header under the locks, and confirms it with the keys. Returns cryptsetup's lock, too, if the volume
     /// did not have it.
-    fn job(&self, device: &Arc<Device>, joined: &VolumeKey, longest_zone: Option<u64>) -> Result<(Job, Option<Lock>)> {
+    fn job(&self, device: &Arc<Device>, joined: &VolumeKey, options: &OnlineOptions) -> Result<(Job, Option<Lock>)> {
         let path = self.at.header.as_ref().unwrap_or(&self.at.image);
         let storage = Storage::open(&self.context, path, OpenMode::Header)?;
         let syncs_header = self.at.header.is_none() && storage.remote().is_none();
@@ -244,7 +246,8 @@ impl Online {
             return Err(self.refused("it has another length than its header says"));
         }
         let (device, held) = (Arc::clone(device), Arc::clone(&self.lock));
-        Ok((Job { device, header, syncs_header, state, keys, longest_zone, lock: held }, lock))
+        let OnlineOptions { longest_zone, keeps_holes, .. } = *options;
+        Ok((Job { device, header, syncs_header, state, keys, longest_zone, keeps_holes, lock: held }, lock))
     }
 
     /// Stops after the present zone, and waits for that.
@@ -386,6 +389,7 @@ struct Job {
     /// The header is on the device of the data, whose sync makes it durable.
     syncs_header: bool,
     longest_zone: Option<u64>,
+    keeps_holes: bool,
     /// As [`Online::lock`].
     lock: Arc<Mutex<Option<Lock>>>,
 }
@@ -439,6 +443,9 @@ impl Job {
         let luks2: &Luks2 = luks2_of(&self.header)?;
         let zone = Some(self.longest_zone.unwrap_or(ZONE));
         let mut driver = Driver::new(devices, luks2.clone(), self.state.clone(), &self.keys, zone)?;
+        if self.keeps_holes {
+            driver.keep_holes()?;
+        }
         let (mut since, mut moved) = (Instant::now(), 0);
         while let Some(zone) = driver.next_zone() {
             if !shared.may_go_on(since, moved, &mut || driver.rest())? {

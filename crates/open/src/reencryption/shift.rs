@@ -288,7 +288,8 @@ impl Offline {
             store.sync().context("cannot clear the header")?;
         }
         copy(&*store, shift, 0, moved.min(self.data.len - shift))?;
-        self.begin_shifted(new, opened, Some((shift, moved)))
+        let key = &opened.first().ok_or_else(Error::no_key)?.key;
+        self.begin_shifted(new, (key, opened), Some((shift, moved)))
     }
 
     /// Returns the length of the first segment that a decryption moves: the shift, or what is asked for and what the

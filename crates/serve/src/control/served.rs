@@ -285,8 +285,12 @@ impl ServedVolume {
                     // The next change publishes it if this fails.
                     let _ = files.map(|files| files.publish(&info));
                 });
-                let options =
-                    OnlineOptions { longest_zone: request["zone"].as_u64(), rate: request["rate"].as_u64(), finished };
+                let options = OnlineOptions {
+                    longest_zone: request["zone"].as_u64(),
+                    rate: request["rate"].as_u64(),
+                    keeps_holes: request["keep_holes"] == true,
+                    finished,
+                };
                 let check = self.info().check.clone();
                 online.go_on(&self.device, (&joined, check.as_ref()), options)?;
             }

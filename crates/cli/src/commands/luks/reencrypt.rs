@@ -62,7 +62,12 @@ const REENCRYPTION: &[&str] = &[
     "sector-size",
     "offset",
     "keep-key",
+    "keep-holes",
     "new-volume-key-file",
+    "new-volume-key-keyring",
+    "volume-key-file",
+    "volume-key-keyring",
+    "force-no-keyslots",
     "resilience",
     "resilience-hash",
     "hotzone-size",
@@ -98,10 +103,13 @@ struct ReencryptArgs {
     unit: Option<DataUnitSize>,
     keyslot: KeyslotArgs,
     keeps_key: bool,
-    new_key: Option<PathBuf>,
+    new_key: Option<VolumeKeyOptions>,
+    /// `--force-no-keyslots`
+    drops_keyslots: bool,
     /// `None`: not given.
     resilience: Option<Resilience>,
     longest_zone: Option<u64>,
+    keeps_holes: bool,
     data_len: Option<u64>,
     reduced_by: Option<u64>,
     /// Start of the new data, in sectors of 512 bytes.
@@ -134,7 +142,9 @@ impl ReencryptArgs {
         }
         let keyslot = keyslot_args(options)?;
         let create = create_options(options, &at, &keyslot, unit)?;
-        let key_len = match (&options.cipher, options.new_key_size.or(options.key_size)) {
+        // With the old volume key, --key-size is its length.
+        let own_size = options.key_size.filter(|_| !has_volume_key(options));
+        let key_len = match (&options.cipher, options.new_key_size.or(own_size)) {
             (_, Some(bits)) => Some(key_bytes(bits)?),
             (Some(_), None) => Some(create.key_len),
             (None, None) => None,
@@ -155,9 +165,11 @@ impl ReencryptArgs {
             unit,
             keyslot,
             keeps_key: options.keep_key,
-            new_key: options.new_volume_key_file.clone(),
+            new_key: new_key_of(options)?,
+            drops_keyslots: options.force_no_keyslots,
             resilience: resilience_of(options)?,
             longest_zone: options.hotzone_size,
+            keeps_holes: options.keep_holes,
             data_len: options.device_size,
             reduced_by: options.reduce_device_size,
             offset: options.offset,
@@ -219,10 +231,7 @@ impl ReencryptArgs {
 
     /// Returns the parameters. `keyslot`: those of new keyslots. `key_len`: length of a new volume key.
     fn parameters(&self, keyslot: NewKeyslot, key_len: usize) -> anyhow::Result<NewParameters> {
-        let new_key = self.new_key.as_ref().map(|file| {
-            let origin = VolumeKeyOrigin::File(file.clone());
-            secret::read_volume_key(&VolumeKeyOptions { origin, len: self.key_len }, Some(key_len))
-        });
+        let new_key = self.new_key.as_ref().map(|key| secret::read_volume_key(key, Some(key_len)));
         Ok(NewParameters {
             mode: self.mode,
             cipher: self.has_cipher.then_some(self.create.cipher),
@@ -261,7 +270,17 @@ impl ReencryptArgs {
                 resilience.check(begun.mode, begun.resilience.shift.is_some())?;
             }
         }
-        offline.unlock(&self.key, Ask { device: image, prompt: None, verify: false, context: context() })?;
+        match &self.key.volume_key {
+            Some(old) => {
+                let volume = &offline.header().volume;
+                let new = self.new_key.as_ref().map(|new| secret::read_volume_key(new, self.key_len));
+                let (old, new) = (secret::read_volume_key(old, volume.volume_key_len())?, new.transpose()?);
+                offline.unlock_with_keys(old, new)?;
+            }
+            None => {
+                offline.unlock(&self.key, Ask { device: image, prompt: None, verify: false, context: context() })?;
+            }
+        }
         if let Some(len) = self.data_len {
             offline.check_len(len)?;
         }
@@ -301,6 +320,12 @@ impl ReencryptArgs {
         let volume = &offline.header().volume;
         let mut keyslot = self.keyslot.request(volume)?;
         let key_len = self.key_len.or(volume.volume_key_len()).unwrap_or(64);
+        if let Some(old) = &self.key.volume_key {
+            self.check_without_keyslots(&offline)?;
+            let old = secret::read_volume_key(old, volume.volume_key_len())?;
+            offline.begin_without_keyslots(&self.parameters(keyslot, key_len)?, &old)?;
+            return Ok(offline);
+        }
         let of_token = match self.key.slot {
             None if self.key.tokens.is_requested() => Some(self.open_keyslot(&offline, &self.key, None)?),
             _ => None,
@@ -327,6 +352,20 @@ impl ReencryptArgs {
         }
         offline.begin(&NewParameters { other_keyslots: kept, ..self.parameters(keyslot, key_len)? }, &opened)?;
         Ok(offline)
+    }
+
+    /// Refuses to drop keyslots without being asked to, and a new key that nobody would have.
+    fn check_without_keyslots(&self, offline: &Offline) -> anyhow::Result<()> {
+        if self.new_key.is_none() && !self.keeps_key {
+            return Err(CliError::usage("Option --volume-key-file needs --new-volume-key-file, or --keep-key."));
+        }
+        if !offline.keyslots().is_empty() && !self.keeps_key && !self.drops_keyslots {
+            return Err(CliError::refused(
+                "Use --force-no-keyslots to reencrypt device with active keyslots by passing volume keys directly.",
+                "all keyslots are removed then; keep a copy of the new key until `inlock luksAddKey` has added one",
+            ));
+        }
+        Ok(())
     }
 
     /// Asks for the passphrases of keyslots.
@@ -446,7 +485,7 @@ impl ReencryptArgs {
     fn go_on(&self, offline: &mut Offline) -> anyhow::Result<()> {
         let caught = signals::catch()?;
         let (mut progress, mut last) = (None, 0);
-        let has_ended = offline.run(self.longest_zone, &mut |done, total| {
+        let has_ended = offline.run(self.longest_zone, self.keeps_holes, &mut |done, total| {
             let shown = progress.get_or_insert_with(|| {
                 last = done;
                 Progress::start(self.show, &self.at.image, Some(total - done), false)
@@ -469,6 +508,25 @@ impl ReencryptArgs {
         }
         Ok(())
     }
+}
+
+/// Whether the volume is unlocked by its volume key.
+fn has_volume_key(options: &Options) -> bool {
+    options.volume_key_file.is_some() || options.volume_key_keyring.is_some()
+}
+
+/// Returns where the new volume key comes from; `None`: it is random.
+fn new_key_of(options: &Options) -> anyhow::Result<Option<VolumeKeyOptions>> {
+    let origin = match (&options.new_volume_key_keyring, &options.new_volume_key_file) {
+        (Some(key), _) => VolumeKeyOrigin::Keyring(key.clone()),
+        (None, Some(file)) => VolumeKeyOrigin::File(file.clone()),
+        (None, None) => return Ok(None),
+    };
+    let len = options.new_key_size.map(key_bytes).transpose()?;
+    if len.is_none() && has_volume_key(options) && options.new_volume_key_keyring.is_none() {
+        return Err(CliError::usage("Option --new-volume-key-file must be paired with --new-key-size."));
+    }
+    Ok(Some(VolumeKeyOptions { origin, len }))
 }
 
 /// Returns new keyslots with the key derivations of these, as far as those can be used.
@@ -521,6 +579,11 @@ fn check(options: &Options) -> anyhow::Result<()> {
         (options.init_only, options.resume_only, "--init-only and --resume-only"),
         (options.decrypt, options.reduce_device_size.is_some(), "--decrypt and --reduce-device-size"),
         (options.keep_key, options.new_volume_key_file.is_some(), "--keep-key and --new-volume-key-file"),
+        (options.force_no_keyslots, !has_volume_key(options), "--force-no-keyslots and a passphrase"),
+        (has_volume_key(options), options.encrypt, "--volume-key-file and --encrypt"),
+        (has_volume_key(options), options.decrypt, "--volume-key-file and --decrypt"),
+        (has_volume_key(options), options.start, "--volume-key-file and --start"),
+        (options.keep_holes, options.encrypt, "--keep-holes and --encrypt"),
         (options.keep_key, options.encrypt, "--keep-key and --encrypt"),
         (options.keep_key, options.decrypt, "--keep-key and --decrypt"),
         (options.decrypt, options.new_volume_key_file.is_some(), "--decrypt and --new-volume-key-file"),

@@ -58,7 +58,7 @@ pub struct ReencryptionStart<'a> {
     pub new: Option<NewSide>,
     /// Keys of the old and of the new data, with which the new one is compared.
     pub keys: &'a ReencryptionKeys,
-    /// Keyslots for a new key.
+    /// Keyslots for a new key. Without any, those who have the key itself can use the volume.
     pub keyslots: Vec<ReencryptedKeyslot<'a>>,
     /// Costs of the new digests.
     pub kdf: KdfRequest,
@@ -152,7 +152,13 @@ impl Luks2 {
             tokens.filter(|token| has_reference(token, slot.old)).for_each(|token| refer(token, number));
             draft.materials.push((offset, material));
         }
-        digest.ok_or(EditError::NoFreeKeyslot)
+        if let Some(digest) = digest {
+            return Ok(digest);
+        }
+        let free = free_digest(&self.metadata_of(&draft.map)?)?;
+        let object = new_digest(key, start.hash, &start.kdf, &[], &[])?;
+        section(&mut draft.map, "digests").insert(free.to_string(), object);
+        Ok(free)
     }
 
     /// Replaces the only segment by the backup segments before and after, bound to the old and the new digest.

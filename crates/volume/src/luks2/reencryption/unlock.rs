@@ -135,23 +135,47 @@ impl Luks2 {
         options: &UnlockOptions,
     ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
         let Some(found) = self.reencryption()? else { return refused("there is none") };
-        self.check_policy_of(&found, options)?;
         let mut rest = joined.as_bytes();
         let mut take = |digest: Option<u32>| -> Result<Option<VolumeKey>, UnlockError> {
             let Some(number) = digest else { return Ok(None) };
-            let bound = &self.metadata.digests[&number];
-            let slot = bound.keyslots.iter().find_map(|number| self.metadata.keyslots.get(number));
+            let keyslots = &self.metadata.digests[&number].keyslots;
+            let slot = keyslots.iter().find_map(|number| self.metadata.keyslots.get(number));
             let len = slot.map_or(rest.len(), |slot| slot.key_len as usize);
             let (key, others) = rest.split_at_checked(len).ok_or(UnlockError::WrongPassphrase)?;
             rest = others;
-            match computable(number, bound)?.verify(&VolumeKey::new(key), &options.limits)? {
-                true => Ok(Some(VolumeKey::new(key))),
-                false => Err(UnlockError::WrongPassphrase),
-            }
+            Ok(Some(VolumeKey::new(key)))
         };
         let old = take(found.old.digest)?;
         let new = if found.new.digest == found.old.digest { None } else { take(found.new.digest)? };
-        let keys = ReencryptionKeys { old, new, keyslot: None };
+        self.confirm_reencryption_of(ReencryptionKeys::new(old, new), options)
+    }
+
+    /// Verifies keys, and with them the header's re-encryption.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::unlock_reencryption`].
+    pub fn confirm_reencryption_of(
+        &self,
+        keys: ReencryptionKeys,
+        options: &UnlockOptions,
+    ) -> Result<(Reencryption, ReencryptionKeys), UnlockError> {
+        let Some(found) = self.reencryption()? else { return refused("there is none") };
+        self.check_policy_of(&found, options)?;
+        let new_digest = found.new.digest.filter(|new| found.old.digest != Some(*new));
+        for (digest, key) in [(found.old.digest, &keys.old), (new_digest, &keys.new)] {
+            let is_right = match (digest, key) {
+                (None, None) => true,
+                (Some(number), Some(key)) => {
+                    let bound = &self.metadata.digests[&number];
+                    computable(number, bound)?.verify(key, &options.limits)?
+                }
+                _ => false,
+            };
+            if !is_right {
+                return Err(UnlockError::WrongPassphrase);
+            }
+        }
         self.verify_reencryption(&found, &keys, &options.limits)?;
         Ok((found, keys))
     }

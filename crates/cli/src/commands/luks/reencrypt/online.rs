@@ -138,8 +138,9 @@ impl OnlineArgs {
     /// Sends a command to the process of the volume.
     fn tell(&self, action: &str, joined: Option<&VolumeKey>) -> anyhow::Result<()> {
         let rate = self.rate.filter(|rate| *rate > 0);
-        let zone = self.options.hotzone_size;
-        let request = json!({"command": "reencrypt", "action": action, "rate": rate, "zone": zone});
+        let (zone, holes) = (self.options.hotzone_size, self.options.keep_holes);
+        let request =
+            json!({"command": "reencrypt", "action": action, "rate": rate, "zone": zone, "keep_holes": holes});
         let pipe = joined.map(|key| pipe::filled(key.as_bytes())).transpose().context("cannot pass the keys")?;
         // The first connection may have been dropped while the user was asked.
         Client::of(context(), &self.name)?.command(&request, pipe.as_ref())?;
