@@ -153,6 +153,11 @@ impl Offline {
         (self.data, self.locks.into_iter().take(1).collect())
     }
 
+    /// Returns the keys, and releases the volume.
+    pub(super) fn into_keys(self) -> Result<ReencryptionKeys> {
+        Ok(self.unlocked.ok_or_else(Error::no_key)?.1)
+    }
+
     /// Returns it with the keys of a re-encryption that has begun.
     pub(super) fn unlocked_with(self, keys: ReencryptionKeys) -> Result<Self> {
         let state = state_of(&self.header)?;

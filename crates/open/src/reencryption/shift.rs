@@ -3,11 +3,13 @@
 //! The data move by the length of the header. The first of them are moved out of its way before the header says so, and
 //! come last:
 //!
-//! - to encrypt, they go to the end of the device, whose last part the user has freed. The second copy of the header is
-//!   written first, so that a second attempt after a power cut finds a header and does not move what is no data;
+//! - to encrypt, they go to the end of the device, whose last part the user has freed. The header goes behind the data
+//!   first, where the last data will be, so that a second attempt after a power cut does not move what the first one has
+//!   overwritten;
 //! - to decrypt, the header goes to a file, its magics are cleared, and the first data take its place.
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -25,13 +27,18 @@ use super::interrupted::luks2_of;
 use super::offline::{NewParameters, Offline, ZoneProtection, refused};
 use crate::create::{CreateOptions, Format, NewVolume, Placement};
 use crate::device::{Device, OpenMode};
+use crate::durable;
 use crate::edit::OpenedKeyslot;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit};
 use crate::header::load_volume;
 use crate::header_backup;
 use crate::host::Context;
 use crate::lock::{self, Mode};
+use crate::remote;
 use crate::source::{HeaderOptions, Luks};
+
+/// Bytes that a disk writes whole or not at all.
+const SECTOR: usize = 512;
 
 /// Bytes that are copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -91,11 +98,27 @@ impl NewEncryption<'_> {
     ///
     /// Fails if the header cannot be created; before it writes if it would replace one, or the device has one.
     pub fn begin_detached(&self, context: &Context) -> Result<Offline> {
-        let Self { create, parameters, passphrase } = self;
-        let header = create.header.as_deref().filter(|path| path.exists());
-        for path in [Some(&*create.image), header].into_iter().flatten() {
+        let header = self.create.header.as_deref();
+        let present = header.filter(|path| path.exists());
+        for path in [Some(&*self.create.image), present].into_iter().flatten() {
             check_no_header(&Device::open(context, path, OpenMode::Read)?)?;
         }
+        let Some(path) = header.filter(|path| present.is_none() && remote::uri_of(path).is_none()) else {
+            return self.begin_with_header_of(context, self.create);
+        };
+        // A header file that says nothing of the encryption yet would be that of an encrypted device.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let cannot_create = || format!("cannot create header file {}", path.display());
+        let file = tempfile::NamedTempFile::new_in(parent).with_context(cannot_create)?;
+        let create = CreateOptions { header: Some(file.path().to_owned()), ..self.create.clone() };
+        let keys = self.begin_with_header_of(context, &create)?.into_keys()?;
+        let file = file.persist_noclobber(path).map_err(|error| error.error).with_context(cannot_create)?;
+        durable::sync_name(&file, path)?;
+        Offline::open(context, &at(self.create))?.unlocked_with(keys)
+    }
+
+    fn begin_with_header_of(&self, context: &Context, create: &CreateOptions) -> Result<Offline> {
+        let Self { parameters, passphrase, .. } = self;
         let volume = NewVolume::prepare(context, create)?;
         let mut key = inlock_cipher::VolumeKey::zeroed(create.key_len);
         match &parameters.key {
@@ -104,7 +127,7 @@ impl NewEncryption<'_> {
         }
         let copy = inlock_cipher::VolumeKey::new(key.as_bytes());
         volume.create(passphrase, Some(copy), |_| std::ops::ControlFlow::Continue(()))?;
-        let mut offline = Offline::open(context, &self.at())?;
+        let mut offline = Offline::open(context, &at(create))?;
         let passphrase = Secret::new(passphrase.as_bytes().to_vec());
         offline.begin(parameters, &[OpenedKeyslot { number: create.keyslot, key, passphrase }])?;
         Ok(offline)
@@ -127,31 +150,22 @@ impl NewEncryption<'_> {
         check_no_header(&data)?;
         let unit = self.parameters.unit.unwrap_or(DataUnitSize::SECTOR);
         let len = len_with_shift(&data, shift, unit, self.parameters.data_len)?;
-        let (header, keys) = self.header_for(&data, shift, unit, len)?;
         let store = data.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", data.path.display()))?;
+        let start = Start { store: &*store, shift, len };
+        if let Some(header) = start.interrupted(&data)? {
+            start.write(&data, &header)?;
+            let path = data.path.display();
+            let text = format!("The encryption of {path} had begun, and its header was not complete; it is now.");
+            return Err(Error::new(ErrorKind::AlreadyReencrypted, text).about(&data.path));
+        }
+        let (header, keys) = self.header_for(&data, shift, unit, len)?;
         copy(&*store, 0, data.len - shift, shift.min(len))?;
-        let written = data.header()?;
-        let lock = lock::header(&data, Mode::Exclusive)?;
-        let second = DEFAULT_METADATA_LEN as usize;
-        for part in [second..2 * second, 2 * second..header.len(), 0..second] {
-            written.write_all_at(&header[part.clone()], part.start as u64).context("cannot write the header")?;
-            written.sync().context("cannot write the header")?;
-        }
-        drop(lock);
-        Offline::of_devices(data, None, &self.at(), locks)?.unlocked_with(keys)
+        start.write(&data, &header)?;
+        Offline::of_devices(data, None, &at(self.create), locks)?.unlocked_with(keys)
     }
 
-    fn at(&self) -> HeaderOptions {
-        HeaderOptions {
-            image: self.create.image.clone(),
-            header: self.create.header.clone(),
-            luks: Luks::Two,
-            policy: self.create.policy.clone(),
-        }
-    }
-
-    /// Returns the first `shift` bytes of the device: the header of an encryption that has begun, and its keys.
+    /// Returns the header of an encryption that has begun, and its keys.
     fn header_for(
         &self,
         data: &Device,
@@ -189,7 +203,88 @@ impl NewEncryption<'_> {
             moved_len: None,
         };
         luks2.start_reencryption(&draft, &start).map_err(cannot_edit(&data.path))?;
-        Ok((draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner), keys))
+        let mut bytes = draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        bytes.truncate(header_len(&luks2));
+        Ok((bytes, keys))
+    }
+}
+
+fn at(create: &CreateOptions) -> HeaderOptions {
+    HeaderOptions {
+        image: create.image.clone(),
+        header: create.header.clone(),
+        luks: Luks::Two,
+        policy: create.policy.clone(),
+    }
+}
+
+/// Returns the number of bytes of both copies of a header and its keyslot areas.
+fn header_len(luks2: &Luks2) -> usize {
+    let config = &luks2.metadata().config;
+    (2 * (config.json_size + BLOCK_LEN) + config.keyslots_size) as usize
+}
+
+/// The start of a device whose first data are at its end, as well, where they were copied to make room for the header.
+struct Start<'a> {
+    store: &'a dyn BackingStore,
+    shift: u64,
+    /// Length of the data.
+    len: u64,
+}
+
+impl Start<'_> {
+    /// Writes the header to the start of the device, and behind the data before, where [`Start::interrupted`] finds it
+    /// until the last data take its place.
+    fn write(&self, data: &Device, header: &[u8]) -> Result<()> {
+        let put = |part: Range<usize>, base: u64| {
+            write_all(self.store, &header[part.clone()], base + part.start as u64)
+                .context("cannot write the header")?;
+            self.store.sync().context("cannot write the header")
+        };
+        let second = DEFAULT_METADATA_LEN as usize;
+        let mut parts = [2 * second..header.len(), second..2 * second, 0..second];
+        if header.len() as u64 <= self.len {
+            put(0..header.len(), self.len)?;
+        } else {
+            // The places overlap. At least the second attempt must find that there was a first.
+            parts.swap(0, 1);
+        }
+        let _lock = lock::header(data, Mode::Exclusive)?;
+        parts.into_iter().try_for_each(|part| put(part, 0))
+    }
+
+    /// Returns the header of an attempt that was interrupted while it wrote it to the start of the device. `None`: there
+    /// was none, or the start was changed since: each sector of it is one of the header, or of the first data, which
+    /// are at the end.
+    fn interrupted(&self, data: &Device) -> Result<Option<Vec<u8>>> {
+        let draft = Draft { bytes: Mutex::new(self.read(self.len, self.shift)?), device_len: data.len };
+        let Ok(luks2) = Luks2::load(&draft) else { return Ok(None) };
+        let Ok(Some(state)) = luks2.reencryption() else { return Ok(None) };
+        let moved = data.len - self.shift..data.len - self.shift + self.shift.min(self.len);
+        let is_this = state.keyslot.mode == ReencryptionMode::Encrypt && state.moved == Some(moved.clone());
+        if !is_this || state.len(data.len) != self.len {
+            return Ok(None);
+        }
+        let mut header = draft.bytes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        header.truncate(header_len(&luks2));
+        let (present, first) = (self.read(0, header.len() as u64)?, self.read(moved.start, moved.end - moved.start)?);
+        let mut is_begun = false;
+        for (at, (present, of_header)) in present.chunks(SECTOR).zip(header.chunks(SECTOR)).enumerate() {
+            if first.get(at * SECTOR..(at + 1) * SECTOR).is_some_and(|first| first == present) {
+                continue;
+            }
+            if present != of_header {
+                return Ok(None);
+            }
+            is_begun = true;
+        }
+        Ok(is_begun.then_some(header))
+    }
+
+    fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len as usize];
+        read_all(self.store, &mut bytes, offset).context("cannot read the data")?;
+        Ok(bytes)
     }
 }
 
