@@ -219,6 +219,94 @@ fn volume_is_re_encrypted_by_its_keys_alone_and_loses_its_keyslots() {
     assert!(content(&image, &[]) == input);
 }
 
+/// An encryption of data that move, which is killed at one of its first writes.
+struct Beginning {
+    dir: Dir,
+    input: Vec<u8>,
+    image: String,
+}
+
+/// The command of [`Beginning`].
+const ENCRYPT: [&str; 4] = ["--encrypt", "--reduce-device-size", "32M", "--init-only"];
+
+impl Beginning {
+    fn new() -> Self {
+        let (dir, input) = (Dir::new(), noise(20 << 20));
+        let image = dir.file("image", &input);
+        Self { dir, input, image }
+    }
+
+    /// Begins with the device as it was, and is killed before a write, counted from 1. Returns whether there was one.
+    fn kill_at(&self, write: usize) -> bool {
+        std::fs::write(&self.image, &self.input).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&self.image).unwrap().set_len(52 << 20).unwrap();
+        let inject = format!("inject=pwrite64:signal=KILL:when={write}");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject]);
+        command.arg(env!("CARGO_BIN_EXE_inlock")).args(["reencrypt", "-q", &self.image]).args(FAST).args(ENCRYPT);
+        run(&mut command, b"secret").code != 0
+    }
+
+    /// Begins again. Returns whether the first attempt was found.
+    fn begin_again(&self) -> bool {
+        let ended = reencrypt(&self.image, &ENCRYPT);
+        assert!([0, 1].contains(&ended.code), "{}", ended.err);
+        if ended.code == 1 {
+            assert!(ended.err.contains("had begun") || ended.err.contains("already"), "{}", ended.err);
+            assert!(ended.err.contains("--resume-only"), "{}", ended.err);
+        }
+        ended.code == 1
+    }
+
+    fn check(&self) {
+        // It may warn of the first copy of the header.
+        let ended = reencrypt(&self.image, &["--resume-only"]);
+        assert_eq!(ended.code, 0, "{}", ended.err);
+        assert!(content(&self.image, &[])[..self.input.len()] == self.input[..]);
+    }
+
+    /// Overwrites the bytes of the image from `at` on.
+    fn put(&self, at: usize, bytes: &[u8]) {
+        let file = std::fs::OpenOptions::new().write(true).open(&self.image).unwrap();
+        file.write_all_at(bytes, at as u64).unwrap();
+    }
+}
+
+#[test]
+fn beginning_of_an_encryption_is_killed_at_each_write_and_repeated() {
+    if !have("strace") {
+        return;
+    }
+    let mut first = Beginning::new();
+    // 16 for the first data, one for the header behind the data, three for that at the start.
+    let writes = (1..).take_while(|write| {
+        let is_killed = first.kill_at(*write);
+        if *write >= 16 || *write == 1 || !is_killed {
+            first.begin_again();
+            first.check();
+        }
+        is_killed
+    });
+    assert!(writes.count() >= 20);
+    // The keyslots area, which is written first, in part.
+    let header = |first: &Beginning| std::fs::read(&first.image).unwrap()[20 << 20..36 << 20].to_vec();
+    for torn in [512, 4096, 1 << 20] {
+        assert!(first.kill_at(18));
+        let part = 32768..32768 + torn;
+        first.put(part.start, &header(&first)[part]);
+        assert!(first.begin_again(), "{torn}");
+        first.check();
+    }
+    // The device was used in between.
+    assert!(first.kill_at(18));
+    let other = noise(4096);
+    first.put(65536, &other);
+    first.input[65536..65536 + 4096].copy_from_slice(&other);
+    assert!(!first.begin_again());
+    first.check();
+    drop(first.dir);
+}
+
 /// Returns the number of 4096-byte blocks of a file from `start` on that are allocated.
 fn allocated(image: &str, start: u64) -> u64 {
     let file = std::fs::File::open(image).unwrap();
