@@ -73,15 +73,12 @@ impl Files {
 
     /// Removes all; last the log, without which nothing has begun.
     pub(super) fn remove(&self) -> Result<()> {
-        for path in [self.zone(), self.old_header(), self.new_header(), self.log()] {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        [self.zone(), self.old_header(), self.new_header(), self.log()].iter().try_for_each(|path| remove(path))
+    }
+
+    /// Removes the file of a zone that is not in flight.
+    pub(super) fn remove_zone(&self) -> Result<()> {
+        remove(&self.zone())
     }
 
     /// Writes a header to a new file, durably.
@@ -101,6 +98,16 @@ impl Files {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
         }
+    }
+}
+
+/// Removes a file, if there is one.
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -133,7 +140,8 @@ impl LogFile {
         Ok(created)
     }
 
-    /// Opens and reads the file. `None`: there is none.
+    /// Opens and reads the file. `None`: there is none, or an empty one, which was created and not written; that is
+    /// removed.
     ///
     /// # Errors
     ///
@@ -149,6 +157,10 @@ impl LogFile {
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(&file, 2 * LOG_LEN as u64), &mut bytes)
             .with_context(|| format!("cannot read {}", path.display()))?;
+        if bytes.iter().all(|byte| *byte == 0) && files.left().is_none() {
+            remove(&path)?;
+            return Ok(None);
+        }
         let log = Log::parse(&bytes).map_err(|error| unusable(&path, &error.to_string()))?;
         if log.uuid != files.uuid {
             return Err(unusable(&path, &format!("it is that of UUID {}", log.uuid)));

@@ -202,13 +202,9 @@ impl Luks1Offline {
 
     /// Checks that a re-encryption can begin.
     fn check_new(&self, options: &Luks1Options<'_>, present: &Present) -> Result<()> {
-        if let Some(left) = self.files.left() {
-            let text = format!("File {} is left of a re-encryption that has no log.", left.display());
-            return Err(Error::new(ErrorKind::ReencryptionFileLeft, text).about(&left));
-        }
         let path = &self.header_device().path;
-        match (options.mode, present) {
-            (_, Present::Marked(_)) => {
+        match (options.mode, present, self.files.left()) {
+            (_, Present::Marked(_), _) => {
                 let text = format!(
                     "Device {} is in LUKS1 re-encryption, but {} does not exist.",
                     path.display(),
@@ -216,17 +212,18 @@ impl Luks1Offline {
                 );
                 Err(Error::new(ErrorKind::NoReencryptionLog, text).about(path))
             }
-            (ReencryptionMode::Encrypt, Present::Nothing) => match Present::on(&self.data)? {
+            (_, _, Some(left)) => {
+                let text = format!("File {} is left of a re-encryption that has no log.", left.display());
+                Err(Error::new(ErrorKind::ReencryptionFileLeft, text).about(&left))
+            }
+            (ReencryptionMode::Encrypt, Present::Nothing, _) => match Present::on(&self.data)? {
                 Present::Nothing => Ok(()),
                 _ => Err(already_luks(&self.data.path)),
             },
-            (ReencryptionMode::Encrypt, _) => Err(already_luks(path)),
-            (_, Present::Luks1(_)) => Ok(()),
+            (ReencryptionMode::Encrypt, ..) => Err(already_luks(path)),
+            (_, Present::Luks1(_), _) if options.uuid.is_none() => Ok(()),
             // There is a UUID.
-            _ => Err(Error::new(
-                ErrorKind::NoReencryptionLog,
-                "No decryption in progress, provided UUID can be used only to resume suspended decryption process.",
-            )),
+            _ => Err(no_decryption()),
         }
     }
 
@@ -353,9 +350,9 @@ impl Luks1Offline {
         self.header.as_ref()
     }
 
-    /// Returns the length of the device of the data in bytes.
-    pub fn device_len(&self) -> u64 {
-        self.data.len
+    /// Whether the header is, or will be, on another device than the data.
+    pub fn is_detached(&self) -> bool {
+        self.detached.is_some() || self.missing_header.is_some()
     }
 
     /// Returns the change of the data of a re-encryption that has begun.
@@ -495,6 +492,8 @@ impl Luks1Offline {
                 zones.redo(kept, &mut progress)?;
             }
         } else if is_kept {
+            // One that is left is of a zone that was finished.
+            self.files.remove_zone()?;
             progress.zone = Some(ZoneFile::allocate(&self.files, zones.limit)?);
         }
         zones.limit = progress.zone.as_ref().map_or(zones.limit, |file| file.room.min(zones.limit));
@@ -505,6 +504,7 @@ impl Luks1Offline {
         // No zone is in flight: cryptsetup can go on.
         progress.zone = None;
         progress.advance(zones.offset)?;
+        self.files.remove_zone()?;
         if has_ended {
             zones.clear(self.leftover(&place)?)?;
         }
@@ -518,7 +518,7 @@ impl Luks1Offline {
         let is_whole = self.data.len - place.old.max(place.new) - place.len < 512;
         Ok(match (luks1_of(old)?.is_plain(), luks1_of(new)?.is_plain()) {
             // Between the header and the data.
-            (true, _) => (new.bytes().len() as u64).min(place.new)..place.new,
+            (true, _) => new.volume().header_len().next_multiple_of(512).min(place.new)..place.new,
             // Behind the plaintext.
             (_, true) if is_whole => place.len..place.old + place.len,
             _ => 0..0,
@@ -554,7 +554,7 @@ impl Luks1Offline {
             let len = file.metadata()?.len().max(new.bytes().len() as u64);
             file.set_len(len).with_context(|| cannot_write(&device.path))?;
         }
-        new.restore(&device.header()?).with_context(|| cannot_write(&device.path))
+        new.replace_marked(&device.header()?).with_context(|| cannot_write(&device.path))
     }
 }
 
@@ -612,6 +612,7 @@ fn lost_zone(files: &Files, error: Error) -> Error {
 fn uuid_of(present: &Present, options: &Luks1Options<'_>, header: &Device) -> Result<String> {
     match (options.mode, present) {
         (ReencryptionMode::Encrypt, _) => Ok(PLAIN_UUID.to_owned()),
+        (_, Present::Luks1(luks1)) if options.uuid.is_some_and(|uuid| uuid != luks1.uuid()) => Err(no_decryption()),
         (_, Present::Luks1(luks1)) if luks1.uuid().bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') => {
             Ok(luks1.uuid().to_owned())
         }
@@ -637,6 +638,11 @@ fn luks1_of(backup: &HeaderBackup) -> Result<&Luks1> {
         Volume::Luks1(luks1) => Ok(luks1),
         _ => Err(cannot_go_on("a header of it is not LUKS1")),
     }
+}
+
+fn no_decryption() -> Error {
+    let text = "No decryption in progress, provided UUID can be used only to resume suspended decryption process.";
+    Error::new(ErrorKind::NoReencryptionLog, text)
 }
 
 fn already_luks(path: &Path) -> Error {

@@ -154,16 +154,10 @@ impl Luks1Args {
                 "use it with --hash, --iter-time or --pbkdf-force-iterations only, or leave --keep-key out",
             ));
         }
-        match (self.mode, self.reduced_by, &self.at.header) {
-            (ReencryptionMode::Encrypt, None, None) if !self.is_resume_only => Err(CliError::usage(
-                "Encryption without detached header (--header) is not possible without data device size reduction \
-                 (--reduce-device-size).",
-            )),
-            (_, Some(_), Some(_)) => {
-                Err(CliError::usage("Options --reduce-device-size and --header cannot be combined."))
-            }
-            _ => Ok(()),
+        if self.reduced_by.is_some() && self.at.header.is_some() {
+            return Err(CliError::usage("Options --reduce-device-size and --header cannot be combined."));
         }
+        Ok(())
     }
 
     /// Returns the costs of new keyslots, measured.
@@ -232,6 +226,12 @@ impl Luks1Args {
     }
 
     fn begin_encryption(&self, offline: &mut Luks1Offline) -> anyhow::Result<()> {
+        if self.reduced_by.is_none() && !offline.is_detached() {
+            return Err(CliError::usage(
+                "Encryption without detached header (--header) is not possible without data device size reduction \
+                 (--reduce-device-size).",
+            ));
+        }
         let (image, is_asked) = (&self.at.image, terminal::stdin_is_terminal() && !self.batch);
         if is_asked {
             let text = match self.reduced_by {
