@@ -3,9 +3,9 @@
 use crate::harness::killed::Killed;
 use crate::harness::storage::Mounted;
 use crate::harness::{Dir, Ended, FAST1, call, call_with, have, inlock, newest, noise, run};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
 /// Bytes of a volume, which is 4 MiB with its header.
 const LEN: usize = 2 << 20;
@@ -357,25 +357,41 @@ fn killed_re_encryption_goes_on_and_loses_nothing() {
     assert!(kills > 70, "{kills}");
 }
 
-/// Starts it with many zones, and returns it after this number of them.
-fn interrupt(turn: &Interrupted, zones: usize) -> Killed {
+/// Starts it with many zones, and returns it and its output after this number of them. It goes on only as far as the
+/// short pipe takes its progress.
+fn interrupt(turn: &Interrupted, zones: usize) -> (Killed, BufReader<ChildStdout>) {
     let mut command = inlock();
     command.current_dir(turn.place.files.path(".")).args(["reencrypt", "--progress-json", "--progress-frequency", "0"]);
-    command.args(["--hotzone-size", "4K"]).args(COSTS).args(turn.words()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["--hotzone-size", "4K"]).args(COSTS).args(turn.words());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Killed(command.spawn().expect("inlock starts"));
+    let output = child.stdout.take().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&output, 4096).unwrap();
     child.stdin.take().unwrap().write_all(b"secret").unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
-    assert_eq!(output.lines().take(zones).map_while(Result::ok).count(), zones);
-    child
+    let mut output = BufReader::with_capacity(512, output);
+    for _ in 0..zones {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert!(line.ends_with('\n'), "it has ended");
+    }
+    (child, output)
+}
+
+/// Kills a re-encryption after some zones.
+fn kill(turn: &Interrupted) {
+    let (mut child, _output) = interrupt(turn, 3);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 /// Stops a re-encryption by a signal after some zones, and returns what it has said.
 fn stop(turn: &Interrupted) -> String {
-    let mut child = interrupt(turn, 3);
+    let (mut child, mut output) = interrupt(turn, 3);
     let id = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    std::io::copy(&mut output, &mut std::io::sink()).unwrap();
     let mut text = String::new();
-    std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut text).unwrap();
+    child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1), "{text}");
     text
 }
@@ -512,9 +528,7 @@ fn files_that_are_not_those_of_the_volume_are_refused_and_nothing_is_changed() {
 #[test]
 fn zone_in_flight_is_not_lost_with_its_file() {
     let turn = Interrupted::new(Kind::Reencrypt);
-    let mut child = interrupt(&turn, 3);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    kill(&turn);
     assert_eq!(turn.place.left(), ["log", "new", "org", "zone"]);
     let zone = turn.place.files.path(&format!("LUKS-{UUID}.zone"));
     let kept = std::fs::read(&zone).unwrap();
@@ -607,9 +621,7 @@ fn re_encryption_that_cryptsetup_has_begun_goes_on() {
 fn cryptsetup_takes_what_is_stopped_and_not_a_zone_in_flight() {
     for program in programs() {
         let turn = Interrupted::new(Kind::Reencrypt);
-        let mut child = interrupt(&turn, 3);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        kill(&turn);
         let before = turn.place.all();
         let words = [turn.image.as_str()];
         turn.place.cryptsetup(&program, &words).fails(1, &["Wrong log format."]);
