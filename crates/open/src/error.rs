@@ -258,6 +258,11 @@ pub fn cannot_load(path: &Path) -> impl FnOnce(LoadError) -> Error {
     let path = path.to_owned();
     move |error| match error {
         LoadError::NotLuks => Error::not_luks(&path, None),
+        LoadError::Luks1Reencrypted { ref uuid } => {
+            let path_text = path.display();
+            let text = format!("Device {path_text} is in LUKS1 re-encryption, whose log is LUKS-{uuid}.log.");
+            Error::telling(ErrorKind::Luks1Reencrypted, text, error).about(&path)
+        }
         error @ LoadError::Ambiguous(_) => {
             let text = format!("Device {} contains ambiguous signatures", path.display());
             Error::with_source(ErrorKind::Ambiguous, text, error).about(&path)

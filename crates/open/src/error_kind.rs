@@ -124,6 +124,16 @@ pub enum ErrorKind {
     AlreadyReencrypted,
     /// A volume of this kind cannot be re-encrypted, or not with these options.
     CannotReencrypt,
+    /// The volume is in a re-encryption of LUKS1.
+    Luks1Reencrypted,
+    /// A re-encryption of LUKS1 has no log here.
+    NoReencryptionLog,
+    /// A file of a re-encryption of LUKS1 is damaged, or that of another one.
+    ReencryptionFile,
+    /// A file is left of a re-encryption of LUKS1 that has not begun or has ended.
+    ReencryptionFileLeft,
+    /// The re-encryption has begun with other options.
+    OtherReencryption,
 
     /// No keyslot opens with the passphrase.
     NoKey,

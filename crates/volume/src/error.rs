@@ -20,6 +20,12 @@ pub enum LoadError {
     /// There is no LUKS header, valid or damaged.
     #[error("not a LUKS volume")]
     NotLuks,
+    /// The volume is in a re-encryption of LUKS1, which has marked its header.
+    #[error("the volume is in LUKS1 re-encryption")]
+    Luks1Reencrypted {
+        /// The UUID, by which its files are named.
+        uuid: String,
+    },
     /// The version of the header does not exist, or is not supported.
     #[error("LUKS header: version {0} is not supported")]
     UnsupportedVersion(u16),

@@ -139,16 +139,39 @@ impl HeaderBackup {
                 self.copies(luks2).create(device)?;
             }
             Volume::Luks1(_) => {
-                // The backup ends at a multiple of 4096 bytes, and the payload may begin before that.
-                let end = (self.volume.header_len() as usize).next_multiple_of(SECTOR).min(self.bytes.len());
-                wipe_old_headers(device, end as u64)?;
-                device.write_all_at(&self.bytes[SECTOR..end], SECTOR as u64)?;
-                device.sync()?;
-                device.write_all_at(&self.bytes[..SECTOR], 0)?;
-                device.sync()?;
+                wipe_old_headers(device, self.luks1_end() as u64)?;
+                self.write_luks1(device)?;
             }
         }
         Ok(())
+    }
+
+    /// Like [`HeaderBackup::restore`] of a LUKS1 header, at the end of a re-encryption: a mark of the present header
+    /// stays until everything else is written.
+    ///
+    /// # Errors
+    ///
+    /// As there, or if the backup is not LUKS1.
+    pub fn replace_marked(&self, device: &dyn HeaderDevice) -> Result<(), RestoreError> {
+        self.compare(device)?;
+        match &self.volume {
+            Volume::Luks1(_) => Ok(self.write_luks1(device)?),
+            Volume::Luks2(_) => Err(RestoreError::Requirements),
+        }
+    }
+
+    /// Returns the end of a LUKS1 header. The backup ends at a multiple of 4096 bytes, and the payload may begin before
+    /// that.
+    fn luks1_end(&self) -> usize {
+        (self.volume.header_len() as usize).next_multiple_of(SECTOR).min(self.bytes.len())
+    }
+
+    /// Writes a LUKS1 header, of which the first sector makes one.
+    fn write_luks1(&self, device: &dyn HeaderDevice) -> std::io::Result<()> {
+        device.write_all_at(&self.bytes[SECTOR..self.luks1_end()], SECTOR as u64)?;
+        device.sync()?;
+        device.write_all_at(&self.bytes[..SECTOR], 0)?;
+        device.sync()
     }
 
     /// Whether the device has a LUKS2 header of the same size and the same bytes in all keyslot areas.

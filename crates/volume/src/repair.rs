@@ -44,6 +44,9 @@ impl RepairPlan {
                 foreign,
             });
         }
+        if let Some(uuid) = luks1::reencryption::marked_uuid(device).map_err(LoadError::from)? {
+            return Err(LoadError::Luks1Reencrypted { uuid }.into());
+        }
         let (luks2, foreign) = match Luks2::load(device) {
             Err(LoadError::NotLuks) => return Self::salvage(device),
             // Without a table, both copies have more damage than one program does.

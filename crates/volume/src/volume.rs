@@ -54,6 +54,7 @@ impl Volume {
     ///
     /// Fails if the device has no LUKS header, or one that violates its specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        check_unmarked(device)?;
         match luks1::probe(device)? {
             true => Luks1::load(device).map(Self::from),
             false => Luks2::load(device).map(Self::from),
@@ -66,6 +67,7 @@ impl Volume {
     ///
     /// As [`Volume::load`].
     pub fn load_despite_signatures(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        check_unmarked(device)?;
         match luks1::probe(device)? {
             true => Luks1::load(device).map(Self::from),
             false => Luks2::load_despite_signatures(device).map(Self::from),
@@ -362,5 +364,13 @@ impl fmt::Display for Dump<'_> {
             Volume::Luks1(luks1) => luks1::dump::write(luks1, self.device, f),
             Volume::Luks2(luks2) => luks2::dump::write(luks2, f),
         }
+    }
+}
+
+/// Fails if a re-encryption of LUKS1 has marked the header.
+fn check_unmarked(device: &dyn HeaderDevice) -> Result<(), LoadError> {
+    match luks1::reencryption::marked_uuid(device)? {
+        Some(uuid) => Err(LoadError::Luks1Reencrypted { uuid }),
+        None => Ok(()),
     }
 }

@@ -8,10 +8,7 @@ struct LeftOut {
 }
 
 const OPTIONS: &[LeftOut] = &[
-    LeftOut {
-        reason: "Inlock syncs what it re-encrypts at any time, and re-encrypts an open volume by `reencrypt NAME --start`",
-        options: &["active-name", "use-directio", "use-fsync", "write-log"],
-    },
+    LeftOut { reason: "Inlock re-encrypts an open volume by `reencrypt NAME --start`", options: &["active-name"] },
     LeftOut {
         reason: "Inlock does not use the encryption of drives (OPAL)",
         options: &["disable-sum", "hw-opal", "hw-opal-factory-reset", "hw-opal-only"],

@@ -563,6 +563,15 @@ pub(crate) struct Options {
     /// Leave holes of a sparse image holes: data that were never written, or discarded
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub keep_holes: bool,
+    /// Use fsync after each block (LUKS1; always)
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    pub use_fsync: bool,
+    /// Use direct-io when accessing devices (LUKS1; no effect)
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    pub use_directio: bool,
+    /// Update log file after every block (LUKS1; always)
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    pub write_log: bool,
     /// Use the volume key from file as the new one
     #[arg(long, value_name = "FILE", help_heading = "Re-encryption")]
     pub new_volume_key_file: Option<PathBuf>,

@@ -335,6 +335,11 @@ impl Advices {
             self.add("Open it through librbd, or flatten it with the passphrases of the clone and its parent.", None);
             return;
         };
+        if let LoadError::Luks1Reencrypted { uuid } = error {
+            let step = format!("Go on in the directory of LUKS-{uuid}.log, .org and .new: nothing else has the keys.");
+            self.add(step, Some(format!("inlock reencrypt {path}")));
+            return;
+        }
         if let Some(file) = report.file_format() {
             self.add(
                 format!("The device is a file of format {}: convert it to a raw image first.", file.name),

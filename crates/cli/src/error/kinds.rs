@@ -102,6 +102,11 @@ pub(super) fn hint(error: &Error) -> Option<String> {
         ErrorKind::NotLuks { may_be_plain: false, .. } => {
             format!("run `inlock doctor {path}` to search for a header; --header names a detached one")
         }
+        ErrorKind::Luks1Reencrypted => {
+            format!(
+                "go on in the directory of that file with `inlock reencrypt {path}`; the volume does not open meanwhile"
+            )
+        }
         ErrorKind::LoopDeviceInUse => format!("unmount {path}, or stop its other users, and detach it"),
         ErrorKind::NoEngine => hint_of_engine(cause(error)),
         ErrorKind::Length => return cause::<ControlError>(error).and_then(hint_of_length).map(str::to_owned),
@@ -246,6 +251,12 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::AlreadyReencrypted => {
             "go on with `inlock reencrypt --resume-only`, or `inlock reencrypt NAME --resume` if the volume is open"
         }
+        ErrorKind::NoReencryptionLog => {
+            "change to the directory where the re-encryption has begun; nothing was written"
+        }
+        ErrorKind::ReencryptionFile => "put the files LUKS-UUID.* of this re-encryption here; nothing was written",
+        ErrorKind::ReencryptionFileLeft => "move it away, unless it is of a re-encryption that has not ended",
+        ErrorKind::OtherReencryption => "leave --encrypt and --decrypt out, or give the one with which it has begun",
         ErrorKind::InvalidUuid => "write it as 8-4-4-4-12 hexadecimal digits",
         ErrorKind::NoKeyLen | ErrorKind::VolumeKeyFileTooShort => "set --key-size to the length of the key in bits",
         ErrorKind::KeyFileIsDirectory => "name a file, not a directory",

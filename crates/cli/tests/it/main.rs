@@ -38,6 +38,7 @@ mod prompt;
 mod read_only;
 mod recovery;
 mod reencrypt;
+mod reencrypt_luks1;
 mod reencrypt_online;
 mod reencrypt_turns;
 mod refresh;

@@ -250,7 +250,7 @@ fn header_device(context: &Context, path: &Path, image: &Device) -> Result<Devic
 }
 
 /// Explains why a volume cannot be created. `is_aligned`: the start of the data was asked for as an alignment.
-fn cannot_create(path: &Path, is_aligned: bool, error: FormatError) -> Error {
+pub(crate) fn cannot_create(path: &Path, is_aligned: bool, error: FormatError) -> Error {
     match error {
         FormatError::DeviceTooSmall { needed, len } => Error::too_small(path, len, needed),
         FormatError::Policy(error) => {

@@ -1,6 +1,9 @@
 //! The ciphers before and after a re-encryption.
 
-use inlock_cipher::{CipherError, InOut, IvNumber, IvNumbering, SectorCipher, VolumeKey, new_sector_cipher};
+use inlock_cipher::{
+    CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, SECTOR_SIZE, SectorCipher, VolumeKey,
+    new_sector_cipher,
+};
 use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys, Side};
 
 /// The ciphers of both sides, which change data in place. Positions are bytes of the volume, at data units of both.
@@ -11,27 +14,40 @@ pub(super) struct Ciphers {
 
 /// The cipher of a side, `None` for plaintext.
 struct SideCipher {
-    side: Side,
+    /// IV number of the first sector.
+    iv_tweak: u64,
     cipher: Option<Box<dyn SectorCipher>>,
 }
 
 impl SideCipher {
-    fn new(side: &Side, key: Option<&VolumeKey>) -> Result<Self, CipherError> {
+    fn new(
+        spec: Option<&CipherSpec>,
+        key: Option<&VolumeKey>,
+        unit: DataUnitSize,
+        iv_tweak: u64,
+    ) -> Result<Self, CipherError> {
         // The keys were verified against the digests of the sides.
-        let make =
-            |(spec, key): (_, &VolumeKey)| new_sector_cipher(spec, key.as_bytes(), side.unit, IvNumbering::Sectors);
-        Ok(Self { side: side.clone(), cipher: side.cipher.as_ref().zip(key).map(make).transpose()? })
+        let make = |(spec, key): (_, &VolumeKey)| new_sector_cipher(spec, key.as_bytes(), unit, IvNumbering::Sectors);
+        Ok(Self { iv_tweak, cipher: spec.zip(key).map(make).transpose()? })
+    }
+
+    fn of(side: &Side, key: Option<&VolumeKey>) -> Result<Self, CipherError> {
+        Self::new(side.cipher.as_ref(), key, side.unit, side.iv_tweak)
+    }
+
+    fn iv_number(&self, at: u64) -> IvNumber {
+        IvNumber(self.iv_tweak.wrapping_add(at / SECTOR_SIZE))
     }
 
     fn encrypt(&self, at: u64, data: &mut [u8]) {
         if let Some(cipher) = &self.cipher {
-            cipher.encrypt(IvNumber(self.side.iv_number(at)), InOut::InPlace(data));
+            cipher.encrypt(self.iv_number(at), InOut::InPlace(data));
         }
     }
 
     fn decrypt(&self, at: u64, data: &mut [u8]) {
         if let Some(cipher) = &self.cipher {
-            cipher.decrypt(IvNumber(self.side.iv_number(at)), InOut::InPlace(data));
+            cipher.decrypt(self.iv_number(at), InOut::InPlace(data));
         }
     }
 }
@@ -40,7 +56,19 @@ impl Ciphers {
     pub(super) fn new(state: &Reencryption, keys: &ReencryptionKeys) -> Result<Self, CipherError> {
         // With a kept key, there is one.
         let new = keys.new.as_ref().or(keys.old.as_ref());
-        Ok(Self { old: SideCipher::new(&state.old, keys.old.as_ref())?, new: SideCipher::new(&state.new, new)? })
+        Ok(Self { old: SideCipher::of(&state.old, keys.old.as_ref())?, new: SideCipher::of(&state.new, new)? })
+    }
+
+    /// Returns those of volumes with sectors of 512 bytes, whose IVs count from 0. `None`: plaintext.
+    pub(super) fn of_sectors(
+        old: Option<(&CipherSpec, &VolumeKey)>,
+        new: Option<(&CipherSpec, &VolumeKey)>,
+    ) -> Result<Self, CipherError> {
+        let side = |side: Option<(&CipherSpec, &VolumeKey)>| {
+            let (spec, key) = side.unzip();
+            SideCipher::new(spec, key, DataUnitSize::SECTOR, 0)
+        };
+        Ok(Self { old: side(old)?, new: side(new)? })
     }
 
     /// Turns old data into new.

@@ -7,6 +7,7 @@ mod checksums;
 mod ciphers;
 mod driver;
 pub(crate) mod interrupted;
+pub mod luks1;
 mod offline;
 pub mod online;
 mod parallel;

@@ -152,33 +152,49 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
 }
 
 fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, FormatError> {
-    let mut header = RawHeader::new_zeroed();
-    header.magic = *b"LUKS\xba\xbe";
-    header.version = 1.into();
     let (cipher, mode) = options.cipher.luks1_names();
-    header.cipher_name[..cipher.len()].copy_from_slice(cipher.as_bytes());
-    header.cipher_mode[..mode.len()].copy_from_slice(mode.as_bytes());
-    header.hash_spec[..options.hash.name().len()].copy_from_slice(options.hash.name().as_bytes());
+    let mut header = base_header((&cipher, &mode), options.hash, options.key_len);
     header.uuid[..36].copy_from_slice(luks_uuid::new(options.uuid.as_deref())?.as_bytes());
     header.payload_offset = u32::try_from(options.data_offset() / 512).unwrap_or(u32::MAX).into();
-    header.key_bytes = u32::try_from(options.key_len).unwrap_or(u32::MAX).into();
-
-    header.digest_salt.copy_from_slice(&random_bytes(32)?);
     let iterations = match options.kdf.forced_iterations {
         Some(_) => MIN_DIGEST_ITERATIONS,
         None => crate::pbkdf::pbkdf2_iterations(options.hash, 20, DIGEST_TIME)?,
     };
-    header.digest_iterations = iterations.into();
-    let kdf = Kdf::Pbkdf2 { hash: options.hash, iterations };
-    kdf.derive(key.as_bytes(), &header.digest_salt, &mut header.digest, &KdfLimits::default())?;
+    digest_key(&mut header, key, options.hash, iterations)?;
+    Ok(header)
+}
+
+/// Returns a header without UUID, digest and active keyslots, whose payload begins at 0. `names`: of cipher and mode.
+pub(super) fn base_header(names: (&str, &str), hash: Hash, key_len: usize) -> RawHeader {
+    let mut header = RawHeader::new_zeroed();
+    header.magic = *b"LUKS\xba\xbe";
+    header.version = 1.into();
+    let (cipher, mode) = names;
+    header.cipher_name[..cipher.len()].copy_from_slice(cipher.as_bytes());
+    header.cipher_mode[..mode.len()].copy_from_slice(mode.as_bytes());
+    header.hash_spec[..hash.name().len()].copy_from_slice(hash.name().as_bytes());
+    header.key_bytes = u32::try_from(key_len).unwrap_or(u32::MAX).into();
     for (number, slot) in (0..).zip(&mut header.keyslots) {
-        let offset = layout::area_offset(options.key_len as u64, number) / 512;
+        let offset = layout::area_offset(key_len as u64, number) / 512;
         *slot = RawKeyslot::new_zeroed();
         slot.active = KEYSLOT_DISABLED.into();
         slot.offset = u32::try_from(offset).unwrap_or(u32::MAX).into();
         slot.stripes = STRIPES.into();
     }
-    Ok(header)
+    header
+}
+
+/// Gives a header the digest of its key.
+pub(super) fn digest_key(
+    header: &mut RawHeader,
+    key: &VolumeKey,
+    hash: Hash,
+    iterations: u32,
+) -> Result<(), FormatError> {
+    header.digest_salt.copy_from_slice(&random_bytes(32)?);
+    header.digest_iterations = iterations.into();
+    let kdf = Kdf::Pbkdf2 { hash, iterations };
+    Ok(kdf.derive(key.as_bytes(), &header.digest_salt, &mut header.digest, &KdfLimits::default())?)
 }
 
 /// Fills in the keyslot that gets the key, and returns its material.

@@ -8,6 +8,7 @@ pub(crate) mod dump;
 mod edit;
 mod format;
 pub(crate) mod layout;
+pub mod reencryption;
 mod repair;
 mod unlock;
 mod validate;

@@ -5,7 +5,7 @@
 //! may be an exception that works, so it is changed only if a passphrase opens it with the new values.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
-use super::{HEADER, Luks1, STRIPES, check_header, layout, validate};
+use super::{HEADER, Luks1, STRIPES, check_header, layout, reencryption, validate};
 use crate::error::{LoadError, RepairError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::MAX_KEY_LEN;
@@ -43,6 +43,10 @@ impl Luks1Repair {
     pub(crate) fn salvage(device: &dyn HeaderDevice) -> Option<Self> {
         let mut bytes = [0; HEADER_LEN];
         device.read_exact_at(&mut bytes, 0).ok()?;
+        if reencryption::marked_uuid(device).ok()?.is_some() {
+            // The magic is where it belongs, and the data are not those of this header.
+            return None;
+        }
         bytes[..LUKS_MAGIC.len()].copy_from_slice(&LUKS_MAGIC);
         let raw = *RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
         if raw.version.get() != 1 {

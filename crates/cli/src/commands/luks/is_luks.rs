@@ -31,7 +31,7 @@ fn run(args: &HeaderOptions) -> anyhow::Result<()> {
                 || error
                     .cause()
                     .and_then(|cause| cause.downcast_ref::<LoadError>())
-                    .is_some_and(|error| !matches!(error, LoadError::Io(_)));
+                    .is_some_and(|error| !matches!(error, LoadError::Io(_) | LoadError::Luks1Reencrypted { .. }));
             Err(if is_no_header { CliError::No.into() } else { error.into() })
         }
     }

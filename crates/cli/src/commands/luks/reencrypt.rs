@@ -1,5 +1,6 @@
-//! `reencrypt`: changes cipher, key or sector size of a LUKS2 volume in place, encrypts a device, or decrypts one.
+//! `reencrypt`: changes cipher, key or sector size of a LUKS volume in place, encrypts a device, or decrypts one.
 
+mod luks1;
 mod online;
 
 use std::io::Write;
@@ -15,11 +16,12 @@ use inlock_open::create::{CreateOptions, DataStart};
 use inlock_open::edit::{OpenedKeyslot, scrubbed};
 use inlock_open::reencryption::{NewEncryption, NewParameters, Offline, ZoneProtection};
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, Luks, VolumeKeyOptions, VolumeKeyOrigin};
+use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions, VolumeKeyOrigin};
 use inlock_serve::control::name::Name;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 
+use self::luks1::Luks1Args;
 use self::online::OnlineArgs;
 use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
@@ -36,15 +38,17 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[Alias::new("luksReencrypt")],
     arguments: &[IMAGE, "[<name>]"],
     options: &[KEY, HEADER, KDF, KEYSLOT, TOKENS, REENCRYPTION],
-    about: "re-encrypt, encrypt or decrypt a LUKS2 volume in place",
+    about: "re-encrypt, encrypt or decrypt a LUKS volume in place",
     prepare: |options, mut arguments| {
         if OnlineArgs::is_asked(&options) {
             let args = OnlineArgs::new(options, arguments.name()?)?;
             return Ok(Prepared::new(move || scrubbed(|| args.run())));
         }
         let image = arguments.path()?;
-        let args = ReencryptArgs::new(&options, image, arguments.optional().map(name_of).transpose()?)?;
-        Ok(Prepared::new(move || scrubbed(|| args.run())))
+        let name = arguments.optional().map(name_of).transpose()?;
+        let luks1 = Luks1Args::new(&options, image.clone(), name.is_some())?;
+        let args = ReencryptArgs::new(&options, image, name)?;
+        Ok(Prepared::new(move || scrubbed(|| if luks1.is_asked()? { luks1.run() } else { args.run() })))
     },
 };
 
@@ -68,6 +72,9 @@ const REENCRYPTION: &[&str] = &[
     "volume-key-file",
     "volume-key-keyring",
     "force-no-keyslots",
+    "use-fsync",
+    "use-directio",
+    "write-log",
     "resilience",
     "resilience-hash",
     "hotzone-size",
@@ -91,6 +98,8 @@ const REENCRYPTION: &[&str] = &[
 struct ReencryptArgs {
     at: HeaderOptions,
     key: KeyOptions,
+    /// What is wrong with the options for a LUKS2 volume, although one of LUKS1 takes them.
+    luks1_option: Option<&'static str>,
     mode: ReencryptionMode,
     is_init_only: bool,
     is_resume_only: bool,
@@ -129,12 +138,6 @@ impl ReencryptArgs {
             return Err(CliError::usage("A name is taken with --encrypt and --init-only."));
         }
         let at = header_args(options, image)?;
-        if at.luks == Luks::One {
-            return Err(CliError::refused(
-                "Action reencrypt works on LUKS2 volumes only.",
-                "convert a LUKS1 volume with `inlock convert --type luks2`",
-            ));
-        }
         let unit = options.sector_size.map(DataUnitSize::new).transpose().map_err(|_| unsupported_sector())?;
         let unit = unit.filter(|unit| unit.bytes() <= 4096 || options.sector_size.is_none());
         if options.sector_size.is_some() && unit.is_none() {
@@ -150,7 +153,12 @@ impl ReencryptArgs {
             (None, None) => None,
         };
         Ok(Self {
-            key: KeyOptions { tries: options.tries.unwrap_or(3), ..existing_key_args(options, None)? },
+            key: KeyOptions {
+                tries: options.tries.unwrap_or(3),
+                volume_key: None,
+                ..existing_key_args(options, None)?
+            },
+            luks1_option: luks1_option(options),
             mode: match (options.encrypt, options.decrypt) {
                 (true, _) => ReencryptionMode::Encrypt,
                 (_, true) => ReencryptionMode::Decrypt,
@@ -182,6 +190,9 @@ impl ReencryptArgs {
     }
 
     fn run(&self) -> anyhow::Result<()> {
+        if let Some(text) = self.luks1_option {
+            return Err(CliError::usage(text));
+        }
         let mut offline = match self.mode {
             ReencryptionMode::Encrypt if !self.is_resume_only && !self.has_header() => {
                 let (offline, passphrase) = self.begin_encryption()?;
@@ -501,7 +512,7 @@ impl ReencryptArgs {
                 "the volume opens as it is; go on with `inlock reencrypt --resume-only {}{header}`",
                 self.at.image.display()
             );
-            return Err(CliError::Remote("Reencryption interrupted.".to_owned(), Some(hint), Status::Wrong).into());
+            return Err(interrupted(hint));
         }
         if let Some(progress) = progress {
             progress.finish();
@@ -592,14 +603,11 @@ fn check(options: &Options) -> anyhow::Result<()> {
             return Err(CliError::usage(format!("Options {names} cannot be combined.")));
         }
     }
-    if options.reduce_device_size.is_some() && !options.encrypt && !options.resume_only {
-        return Err(CliError::usage("Option --reduce-device-size needs --encrypt."));
-    }
     if options.offset.is_some() && !options.encrypt {
         return Err(CliError::usage("Option --offset needs --encrypt."));
     }
-    let has_text = options.label.is_some() || options.subsystem.is_some() || options.uuid.is_some();
-    if has_text && !options.encrypt {
+    let has_text = options.label.is_some() || options.subsystem.is_some();
+    if has_text && !options.encrypt || options.uuid.is_some() && !options.encrypt && !options.decrypt {
         return Err(CliError::usage("Options --label, --subsystem and --uuid need --encrypt."));
     }
     let sizes = [
@@ -611,6 +619,14 @@ fn check(options: &Options) -> anyhow::Result<()> {
         Some((_, name)) => Err(CliError::usage(format!("Option --{name} takes a multiple of 512 bytes."))),
         None => Ok(()),
     }
+}
+
+/// Returns what is wrong with the options for a LUKS2 volume.
+fn luks1_option(options: &Options) -> Option<&'static str> {
+    if options.reduce_device_size.is_some() && !options.encrypt && !options.resume_only {
+        return Some("Option --reduce-device-size needs --encrypt.");
+    }
+    (options.uuid.is_some() && !options.encrypt).then_some("Options --label, --subsystem and --uuid need --encrypt.")
 }
 
 /// Converts `--resilience` and `--resilience-hash`.
@@ -668,6 +684,11 @@ impl Resilience {
 
 fn unsupported_sector() -> anyhow::Error {
     CliError::usage("Unsupported encryption sector size.")
+}
+
+/// The error of a re-encryption that a signal has stopped.
+fn interrupted(hint: String) -> anyhow::Error {
+    CliError::Remote("Reencryption interrupted.".to_owned(), Some(hint), Status::Wrong).into()
 }
 
 fn already() -> inlock_open::Error {
