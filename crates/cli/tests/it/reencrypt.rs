@@ -569,11 +569,9 @@ fn impossible_re_encryption_is_refused_and_writes_nothing() {
         (&image, &["--cipher", "aes-xts-null"], "null"),
         (&image, &["--keep-key", "--cipher", "aes-cbc-essiv:sha256"], "key of 512 bits"),
         (&image, &["--label", "x"], "Options --label, --subsystem and --uuid need --encrypt."),
-        (&image, &["--write-log"], "is not available"),
         (&image, &["--offset", "8192"], "Option --offset needs --encrypt."),
-        (&image, &["--type", "luks1"], "Action reencrypt works on LUKS2 volumes only."),
-        (&luks1, &[], "LUKS2"),
-        (&plain, &["--encrypt", "--type", "luks1", "--reduce-device-size", "2M"], "works on LUKS2 volumes only."),
+        (&image, &["--type", "luks1"], "Conflicting versions."),
+        (&luks1, &["--type", "luks2"], "Conflicting versions."),
         (
             &plain,
             &["--encrypt", "--reduce-device-size", "2M", "name"],

@@ -153,11 +153,7 @@ impl ReencryptArgs {
             (None, None) => None,
         };
         Ok(Self {
-            key: KeyOptions {
-                tries: options.tries.unwrap_or(3),
-                volume_key: None,
-                ..existing_key_args(options, None)?
-            },
+            key: KeyOptions { tries: options.tries.unwrap_or(3), ..existing_key_args(options, None)? },
             luks1_option: luks1_option(options),
             mode: match (options.encrypt, options.decrypt) {
                 (true, _) => ReencryptionMode::Encrypt,
