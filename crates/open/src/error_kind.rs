@@ -124,6 +124,8 @@ pub enum ErrorKind {
     AlreadyReencrypted,
     /// A volume of this kind cannot be re-encrypted, or not with these options.
     CannotReencrypt,
+    /// A file system is longer than what is left of its device.
+    FileSystemCut,
     /// The volume is in a re-encryption of LUKS1.
     Luks1Reencrypted,
     /// A re-encryption of LUKS1 has no log here.

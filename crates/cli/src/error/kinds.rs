@@ -248,6 +248,9 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::NotReencrypted => {
             "begin without --resume-only, or with `inlock reencrypt NAME --start` if the volume is open"
         }
+        ErrorKind::FileSystemCut => {
+            "shrink it first (`resize2fs`, `btrfs filesystem resize`); with --force-offline-reencrypt its end is lost"
+        }
         ErrorKind::AlreadyReencrypted => {
             "go on with `inlock reencrypt --resume-only`, or `inlock reencrypt NAME --resume` if the volume is open"
         }

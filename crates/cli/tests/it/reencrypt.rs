@@ -594,6 +594,41 @@ fn impossible_re_encryption_is_refused_and_writes_nothing() {
 }
 
 #[test]
+fn file_system_that_is_longer_than_what_is_left_is_not_cut() {
+    const LEN: u64 = 512 << 20;
+    let dir = Dir::new();
+    for (mkfs, words, name) in [
+        ("mkfs.ext4", &["-q"][..], "ext4"),
+        ("mkfs.ext2", &["-q", "-b", "1024"], "ext4"),
+        ("mkfs.xfs", &["-q", "-f"], "XFS"),
+        ("mkfs.btrfs", &["-q", "-f"], "Btrfs"),
+    ] {
+        if !have(mkfs) {
+            continue;
+        }
+        let image = dir.image("image", 0);
+        let set_len = |len| std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(len).unwrap();
+        let encrypt = ["--encrypt", "--reduce-device-size", "32M", "--init-only"];
+        set_len(LEN);
+        run(Command::new(mkfs).args(words).arg(&image), b"").works();
+        reencrypt(&image, &encrypt)
+            .fails(1, &[&format!("The {name} file system"), "would be left", "hint: shrink it first"]);
+        call(["isLuks", &image]).fails(1, &[]);
+        // As long as the file system, and one sector shorter.
+        set_len(LEN + (32 << 20) - 512);
+        let short = reencrypt(&image, &encrypt);
+        short.fails(1, &[&format!("has {LEN} bytes")]);
+        set_len(LEN + (32 << 20));
+        reencrypt(&image, &encrypt).works();
+        std::fs::remove_file(&image).unwrap();
+    }
+    let image = dir.image("image", 64);
+    run(Command::new("mkfs.ext4").args(["-q", &image]), b"").works();
+    let forced = ["--encrypt", "--reduce-device-size", "32M", "--init-only", "--force-offline-reencrypt"];
+    reencrypt(&image, &forced).works();
+}
+
+#[test]
 fn volume_in_use_or_in_re_encryption_elsewhere_is_refused() {
     let dir = Dir::new();
     let image = volume(&dir, &noise(LEN), &[]);

@@ -6,6 +6,7 @@
 mod checksums;
 mod ciphers;
 mod driver;
+mod file_system;
 pub(crate) mod interrupted;
 pub mod luks1;
 mod offline;

@@ -23,6 +23,7 @@ use inlock_volume::luks2::reencryption::{
 use inlock_volume::luks2::{DEFAULT_METADATA_LEN, Luks2};
 use inlock_volume::{DataUnitSize, HeaderBackup, HeaderDevice, LoadError, Secret, Volume};
 
+use super::file_system;
 use super::interrupted::luks2_of;
 use super::offline::{NewParameters, Offline, ZoneProtection, refused};
 use crate::create::{CreateOptions, Format, NewVolume, Placement};
@@ -89,6 +90,8 @@ pub struct NewEncryption<'a> {
     pub parameters: &'a NewParameters,
     /// Its passphrase.
     pub passphrase: &'a Secret,
+    /// A file system may be longer than the data that are kept.
+    pub cuts_file_system: bool,
 }
 
 impl NewEncryption<'_> {
@@ -159,6 +162,9 @@ impl NewEncryption<'_> {
             let text = format!("The encryption of {path} had begun, and its header was not complete; it is now.");
             return Err(Error::new(ErrorKind::AlreadyReencrypted, text).about(&data.path));
         }
+        if !self.cuts_file_system {
+            file_system::check(&data, len)?;
+        }
         let (header, keys) = self.header_for(&data, shift, unit, len)?;
         copy(&*store, 0, data.len - shift, shift.min(len))?;
         start.write(&data, &header)?;
@@ -173,7 +179,7 @@ impl NewEncryption<'_> {
         unit: DataUnitSize,
         len: u64,
     ) -> Result<(Vec<u8>, ReencryptionKeys)> {
-        let Self { create, parameters, passphrase } = self;
+        let Self { create, parameters, passphrase, .. } = self;
         let draft = Draft { bytes: Mutex::new(vec![0; shift as usize]), device_len: data.len };
         let mut format = Format::new(create, Placement { offset: Some(shift / 512), unit: Some(unit) });
         if format.least_header_len() > shift {

@@ -431,7 +431,12 @@ impl ReencryptArgs {
         let mut keyslot = NewKeyslot::default();
         keyslot.kdf = self.create.kdf;
         let parameters = self.parameters(keyslot, self.create.key_len)?;
-        let new = NewEncryption { create: &self.create, parameters: &parameters, passphrase: &passphrase };
+        let new = NewEncryption {
+            create: &self.create,
+            parameters: &parameters,
+            passphrase: &passphrase,
+            cuts_file_system: self.is_forced,
+        };
         let offline = match shift {
             Some(bytes) => new.begin_with_shift(context(), bytes)?,
             None => new.begin_detached(context())?,
