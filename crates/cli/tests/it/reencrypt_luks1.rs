@@ -388,7 +388,8 @@ fn kill(turn: &Interrupted) {
 fn stop(turn: &Interrupted) -> String {
     let (mut child, mut output) = interrupt(turn, 3);
     let id = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    // Not SIGINT, which a test that runs in the background ignores.
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
     std::io::copy(&mut output, &mut std::io::sink()).unwrap();
     let mut text = String::new();
     child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
@@ -544,15 +545,18 @@ fn zone_in_flight_is_not_lost_with_its_file() {
 fn device_that_is_used_is_refused() {
     let (place, input) = (Place::new(), noise(LEN));
     let image = place.volume(&input, &[]);
-    let mut command = inlock();
-    command.args(["serve", "--key-file", &place.images.file("key", b"secret"), &image, "--run"]);
-    let again = format!(
-        "cd '{}' && printf secret | '{}' reencrypt -q '{image}'; echo \"status $?\"",
-        place.files.path(".").display(),
-        inlock().get_program().display(),
-    );
-    let ended = run(command.arg(again), b"");
-    assert!(ended.text().contains("status 5") && ended.err.contains("is in use"), "{ended:?}");
+    let key = place.images.file("key", b"secret");
+    for words in [&[][..], &["--read-only"]] {
+        let mut command = inlock();
+        command.args(["serve", "--key-file", &key, &image]).args(words).arg("--run");
+        let again = format!(
+            "cd '{}' && printf secret | '{}' reencrypt -q '{image}'; echo \"status $?\"",
+            place.files.path(".").display(),
+            inlock().get_program().display(),
+        );
+        let ended = run(command.arg(again), b"");
+        assert!(ended.text().contains("status 5") && ended.err.contains("is in use"), "{ended:?}");
+    }
     assert_eq!(place.left(), [""; 0]);
     assert!(content(&image, &[]) == input);
 }
