@@ -103,7 +103,9 @@ pub(super) fn hint(error: &Error) -> Option<String> {
             format!("run `inlock doctor {path}` to search for a header; --header names a detached one")
         }
         ErrorKind::Luks1Reencrypted => {
-            format!("go on in the directory of that file with `inlock reencrypt {path}`; the volume does not open meanwhile")
+            format!(
+                "go on in the directory of that file with `inlock reencrypt {path}`; the volume does not open meanwhile"
+            )
         }
         ErrorKind::LoopDeviceInUse => format!("unmount {path}, or stop its other users, and detach it"),
         ErrorKind::NoEngine => hint_of_engine(cause(error)),
@@ -249,7 +251,9 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::AlreadyReencrypted => {
             "go on with `inlock reencrypt --resume-only`, or `inlock reencrypt NAME --resume` if the volume is open"
         }
-        ErrorKind::NoReencryptionLog => "change to the directory where the re-encryption has begun; nothing was written",
+        ErrorKind::NoReencryptionLog => {
+            "change to the directory where the re-encryption has begun; nothing was written"
+        }
         ErrorKind::ReencryptionFile => "put the files LUKS-UUID.* of this re-encryption here; nothing was written",
         ErrorKind::ReencryptionFileLeft => "move it away, unless it is of a re-encryption that has not ended",
         ErrorKind::OtherReencryption => "leave --encrypt and --decrypt out, or give the one with which it has begun",

@@ -145,7 +145,8 @@ fn keyslots_keep_their_numbers_and_passphrases() {
     let image = place.volume(&input, &["-S", "1"]);
     let [key, other, third] = ["secret", "other", "third"].map(|text| place.images.file(text, text.as_bytes()));
     for (file, slot) in [(&other, "0"), (&third, "6")] {
-        call(["luksAddKey", "-q", "--key-file", &key, "--new-key-slot", slot, &image, file].iter().chain(&COSTS)).works();
+        call(["luksAddKey", "-q", "--key-file", &key, "--new-key-slot", slot, &image, file].iter().chain(&COSTS))
+            .works();
     }
     let before = place.all();
     let named = place.reencrypt(&["--key-file", &key, &image]);
@@ -299,7 +300,7 @@ impl Interrupted {
     }
 
     /// Runs it, killed at this system call that writes. Returns whether it was killed.
-    fn killed_at(&self, when: usize, words: &[&str]) -> bool {
+    fn is_killed_at(&self, when: usize, words: &[&str]) -> bool {
         const CALLS: &str = "write,pwrite64,fsync,fdatasync,fallocate,unlink,unlinkat";
         let (trace, inject) = (format!("trace={CALLS}"), format!("inject={CALLS}:signal=KILL:when={when}"));
         let mut command = Command::new("strace");
@@ -314,8 +315,10 @@ impl Interrupted {
     fn go_on(&self) {
         // The first time may only find that it has ended.
         let ended = self.place.reencrypt(&self.words_to_go_on());
-        let is_ended = ended.err.contains("already LUKS device") || ended.err.contains("not a valid LUKS device")
-            || ended.err.contains("No decryption in progress") || ended.err.contains("does not exist");
+        let is_ended = ended.err.contains("already LUKS device")
+            || ended.err.contains("not a valid LUKS device")
+            || ended.err.contains("No decryption in progress")
+            || ended.err.contains("does not exist");
         assert!(ended.code == 0 || is_ended && self.place.left().is_empty(), "{:?}: {ended:?}", self.kind);
         self.check();
     }
@@ -341,13 +344,13 @@ fn killed_re_encryption_goes_on_and_loses_nothing() {
     for (index, kind) in KINDS.into_iter().enumerate() {
         for first in [1, 3, 6, 10, 15, 21, 28, 38, 50, 67, 90] {
             let turn = Interrupted::new(kind);
-            if !turn.killed_at(first + index % 3, &turn.words()) {
+            if !turn.is_killed_at(first + index % 3, &turn.words()) {
                 turn.check();
                 break;
             }
             kills += 1;
             // And again, wherever it is.
-            if turn.killed_at(2 + (first + index) % 9, &turn.words_to_go_on()) {
+            if turn.is_killed_at(2 + (first + index) % 9, &turn.words_to_go_on()) {
                 kills += 1;
             }
             turn.go_on();
@@ -432,7 +435,7 @@ fn volume_in_re_encryption_is_named_by_each_action() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_is_changed() {
+fn options_of_luks1_that_do_not_fit_are_refused_and_nothing_is_changed() {
     let (place, input) = (Place::new(), noise(LEN));
     let image = place.volume(&input, &[]);
     let before = place.all();
@@ -460,7 +463,9 @@ fn what_does_not_fit_is_refused_and_nothing_is_changed() {
     let words = ["--encrypt", "--type", "luks1", "--reduce-device-size", "64K", &plain];
     place.reencrypt(&words).fails(1, &["the new header takes", "--reduce-device-size"]);
     place.reencrypt(&["--encrypt", "--type", "luks1", &plain]).fails(1, &["(--reduce-device-size)"]);
-    place.reencrypt(&["--encrypt", "--type", "luks1", "--header", &plain, &plain]).fails(1, &["(--reduce-device-size)"]);
+    place
+        .reencrypt(&["--encrypt", "--type", "luks1", "--header", &plain, &plain])
+        .fails(1, &["(--reduce-device-size)"]);
     let unknown = ["--decrypt", "--uuid", UUID, &plain];
     place.reencrypt(&unknown).fails(1, &["No decryption in progress, provided UUID", "hint: "]);
     place.reencrypt(&["--decrypt", &plain]).fails(1, &["is not a valid LUKS"]);
@@ -640,7 +645,7 @@ fn cryptsetup_takes_what_is_stopped_and_not_a_zone_in_flight() {
         turn.go_on();
         // A header that was to be replaced is replaced by it.
         let turn = Interrupted::new(Kind::KeepKey);
-        if have("strace") && turn.killed_at(14, &turn.words()) {
+        if have("strace") && turn.is_killed_at(14, &turn.words()) {
             let is_marked = std::fs::read(&turn.image).unwrap().starts_with(b"LUKS\xde\xad");
             assert!(is_marked, "{:?}", turn.place.left());
             let ended = turn.place.cryptsetup(&program, &["--keep-key", &turn.image]);

@@ -326,7 +326,8 @@ mod tests {
         ] {
             assert_eq!(Log::parse(&padded(&whole.replace(old, new))), Err(LogError::Line(line)), "{new}");
         }
-        for (line, name) in [("UUID = ab-12\n", "UUID"), ("direction = 1\n", "direction"), ("offset = 512\n", "offset")] {
+        for (line, name) in [("UUID = ab-12\n", "UUID"), ("direction = 1\n", "direction"), ("offset = 512\n", "offset")]
+        {
             assert_eq!(Log::parse(&padded(&whole.replace(line, ""))), Err(LogError::Missing(name)));
         }
     }

@@ -94,7 +94,7 @@ const REENCRYPTION: &[&str] = &[
 struct ReencryptArgs {
     at: HeaderOptions,
     key: KeyOptions,
-    /// What is wrong with the options for a LUKS2 volume, although one of LUKS1 takes them.
+    /// Reason why a LUKS2 volume does not take the options, although one of LUKS1 does.
     luks1_option: Option<&'static str>,
     mode: ReencryptionMode,
     is_init_only: bool,
@@ -144,7 +144,11 @@ impl ReencryptArgs {
             (None, None) => None,
         };
         Ok(Self {
-            key: KeyOptions { tries: options.tries.unwrap_or(3), volume_key: None, ..existing_key_args(options, None)? },
+            key: KeyOptions {
+                tries: options.tries.unwrap_or(3),
+                volume_key: None,
+                ..existing_key_args(options, None)?
+            },
             luks1_option: luks1_option(options),
             mode: match (options.encrypt, options.decrypt) {
                 (true, _) => ReencryptionMode::Encrypt,

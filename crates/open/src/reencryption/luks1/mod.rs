@@ -156,7 +156,8 @@ impl Luks1Offline {
         if let Some(device) = detached.as_ref().filter(|device| !backing::overlap(&device.path, &data.path)) {
             locks.push(lock::storage(device, Mode::Exclusive)?);
         }
-        let present = if missing.is_some() { Present::Nothing } else { Present::on(detached.as_ref().unwrap_or(&data))? };
+        let present =
+            if missing.is_some() { Present::Nothing } else { Present::on(detached.as_ref().unwrap_or(&data))? };
         let uuid = uuid_of(&present, options, detached.as_ref().unwrap_or(&data))?;
         if let Present::Luks1(luks1) = &present {
             locks.push(lock::volume(&data, &VolumeName::of(&Volume::Luks1(luks1.clone())), Mode::Exclusive)?);
@@ -400,7 +401,8 @@ impl Luks1Offline {
             false => (new, self.files.new_header()),
         };
         let device = Device::open(ask.context, &path, OpenMode::Read)?;
-        let header = Header { device, volume: asked.volume().clone(), policy: unlock_options(None, Default::default()).policy };
+        let header =
+            Header { device, volume: asked.volume().clone(), policy: unlock_options(None, Default::default()).policy };
         let opened = header.open_keyslot(key, ask)?;
         let side = |backup: &HeaderBackup, path: &Path| -> Result<SideKey> {
             let luks1 = luks1_of(backup)?;
@@ -604,7 +606,8 @@ fn limit_of(asked: Option<u64>, place: Place) -> u64 {
 }
 
 fn lost_zone(files: &Files, error: Error) -> Error {
-    let text = format!("The zone that was being re-encrypted is only in {}, which cannot be read", files.zone().display());
+    let text =
+        format!("The zone that was being re-encrypted is only in {}, which cannot be read", files.zone().display());
     Error::with_source(ErrorKind::ReencryptionFile, text, error).about(&files.zone())
 }
 

@@ -121,7 +121,10 @@ impl Case {
             assert_eq!(len as usize, DATA);
             Ciphers::of_sectors(
                 None,
-                Some((&CipherSpec::AES_XTS_PLAIN64, &VolumeKey::new(&std::array::from_fn::<u8, 64, _>(|n| 1 ^ n as u8)))),
+                Some((
+                    &CipherSpec::AES_XTS_PLAIN64,
+                    &VolumeKey::new(&std::array::from_fn::<u8, 64, _>(|n| 1 ^ n as u8)),
+                )),
             )
             .unwrap()
             .renew(0, &mut data);

@@ -94,12 +94,10 @@ impl Luks1Args {
         let present = Present::find(context(), &self.at).ok();
         let is_luks1 = matches!(present, Some(Present::Luks1(_) | Present::Marked(_)));
         match (self.at.luks, present) {
-            (Luks::One, Some(Present::Other)) if self.mode != ReencryptionMode::Encrypt => {
-                Err(CliError::refused(
-                    format!("Conflicting versions. Device {} is LUKS2.", self.header_path().display()),
-                    "leave --type out",
-                ))
-            }
+            (Luks::One, Some(Present::Other)) if self.mode != ReencryptionMode::Encrypt => Err(CliError::refused(
+                format!("Conflicting versions. Device {} is LUKS2.", self.header_path().display()),
+                "leave --type out",
+            )),
             (Luks::One, _) => Ok(true),
             (Luks::Two, _) if is_luks1 && self.mode != ReencryptionMode::Encrypt => Err(CliError::refused(
                 format!("Conflicting versions. Device {} is LUKS1.", self.header_path().display()),
