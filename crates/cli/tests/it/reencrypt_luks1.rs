@@ -300,7 +300,7 @@ impl Interrupted {
     }
 
     /// Runs it, killed at this system call that writes. Returns whether it was killed.
-    fn killed_at(&self, when: usize, words: &[&str]) -> bool {
+    fn is_killed_at(&self, when: usize, words: &[&str]) -> bool {
         const CALLS: &str = "write,pwrite64,fsync,fdatasync,fallocate,unlink,unlinkat";
         let (trace, inject) = (format!("trace={CALLS}"), format!("inject={CALLS}:signal=KILL:when={when}"));
         let mut command = Command::new("strace");
@@ -344,13 +344,13 @@ fn killed_re_encryption_goes_on_and_loses_nothing() {
     for (index, kind) in KINDS.into_iter().enumerate() {
         for first in [1, 3, 6, 10, 15, 21, 28, 38, 50, 67, 90] {
             let turn = Interrupted::new(kind);
-            if !turn.killed_at(first + index % 3, &turn.words()) {
+            if !turn.is_killed_at(first + index % 3, &turn.words()) {
                 turn.check();
                 break;
             }
             kills += 1;
             // And again, wherever it is.
-            if turn.killed_at(2 + (first + index) % 9, &turn.words_to_go_on()) {
+            if turn.is_killed_at(2 + (first + index) % 9, &turn.words_to_go_on()) {
                 kills += 1;
             }
             turn.go_on();
@@ -391,7 +391,8 @@ fn kill(turn: &Interrupted) {
 fn stop(turn: &Interrupted) -> String {
     let (mut child, mut output) = interrupt(turn, 3);
     let id = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    // Not SIGINT, which a test that runs in the background ignores.
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
     std::io::copy(&mut output, &mut std::io::sink()).unwrap();
     let mut text = String::new();
     child.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
@@ -434,7 +435,7 @@ fn volume_in_re_encryption_is_named_by_each_action() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_nothing_is_changed() {
+fn options_of_luks1_that_do_not_fit_are_refused_and_nothing_is_changed() {
     let (place, input) = (Place::new(), noise(LEN));
     let image = place.volume(&input, &[]);
     let before = place.all();
@@ -549,15 +550,18 @@ fn zone_in_flight_is_not_lost_with_its_file() {
 fn device_that_is_used_is_refused() {
     let (place, input) = (Place::new(), noise(LEN));
     let image = place.volume(&input, &[]);
-    let mut command = inlock();
-    command.args(["serve", "--key-file", &place.images.file("key", b"secret"), &image, "--run"]);
-    let again = format!(
-        "cd '{}' && printf secret | '{}' reencrypt -q '{image}'; echo \"status $?\"",
-        place.files.path(".").display(),
-        inlock().get_program().display(),
-    );
-    let ended = run(command.arg(again), b"");
-    assert!(ended.text().contains("status 5") && ended.err.contains("is in use"), "{ended:?}");
+    let key = place.images.file("key", b"secret");
+    for words in [&[][..], &["--read-only"]] {
+        let mut command = inlock();
+        command.args(["serve", "--key-file", &key, &image]).args(words).arg("--run");
+        let again = format!(
+            "cd '{}' && printf secret | '{}' reencrypt -q '{image}'; echo \"status $?\"",
+            place.files.path(".").display(),
+            inlock().get_program().display(),
+        );
+        let ended = run(command.arg(again), b"");
+        assert!(ended.text().contains("status 5") && ended.err.contains("is in use"), "{ended:?}");
+    }
     assert_eq!(place.left(), [""; 0]);
     assert!(content(&image, &[]) == input);
 }
@@ -641,7 +645,7 @@ fn cryptsetup_takes_what_is_stopped_and_not_a_zone_in_flight() {
         turn.go_on();
         // A header that was to be replaced is replaced by it.
         let turn = Interrupted::new(Kind::KeepKey);
-        if have("strace") && turn.killed_at(14, &turn.words()) {
+        if have("strace") && turn.is_killed_at(14, &turn.words()) {
             let is_marked = std::fs::read(&turn.image).unwrap().starts_with(b"LUKS\xde\xad");
             assert!(is_marked, "{:?}", turn.place.left());
             let ended = turn.place.cryptsetup(&program, &["--keep-key", &turn.image]);

@@ -98,7 +98,7 @@ const REENCRYPTION: &[&str] = &[
 struct ReencryptArgs {
     at: HeaderOptions,
     key: KeyOptions,
-    /// What is wrong with the options for a LUKS2 volume, although one of LUKS1 takes them.
+    /// Reason why a LUKS2 volume does not take the options, although one of LUKS1 does.
     luks1_option: Option<&'static str>,
     mode: ReencryptionMode,
     is_init_only: bool,
@@ -595,6 +595,9 @@ fn check(options: &Options) -> anyhow::Result<()> {
         (has_volume_key(options), options.encrypt, "--volume-key-file and --encrypt"),
         (has_volume_key(options), options.decrypt, "--volume-key-file and --decrypt"),
         (has_volume_key(options), options.start, "--volume-key-file and --start"),
+        (options.decrypt, options.cipher.is_some(), "--decrypt and --cipher"),
+        (options.decrypt, options.sector_size.is_some(), "--decrypt and --sector-size"),
+        (options.decrypt, options.new_key_size.is_some(), "--decrypt and --new-key-size"),
         (options.keep_holes, options.encrypt, "--keep-holes and --encrypt"),
         (options.keep_key, options.encrypt, "--keep-key and --encrypt"),
         (options.keep_key, options.decrypt, "--keep-key and --decrypt"),

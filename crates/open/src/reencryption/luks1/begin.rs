@@ -13,6 +13,7 @@ use crate::create::cannot_create;
 use crate::edit::OpenedKeyslot;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
 use crate::header_backup::cannot_back_up;
+use crate::reencryption::file_system;
 use crate::reencryption::offline::refused;
 
 /// Bytes to which the content of a header's file is rounded up.
@@ -37,6 +38,8 @@ pub struct NewLuks1 {
     pub kdf: KdfRequest,
     /// Bytes by which the data move towards the end of the device, whose last ones are lost; 0: they stay.
     pub reduced_by: u64,
+    /// A file system to encrypt may be longer than what is left.
+    pub cuts_file_system: bool,
     /// Length of the data in bytes, from the start; `None`: all.
     pub data_len: Option<u64>,
     /// Longest zone in bytes; `None`: the default.
@@ -99,6 +102,9 @@ impl Luks1Offline {
     pub fn begin_encryption(&mut self, new: &NewLuks1, keyslot: u32, passphrase: &Secret) -> Result<()> {
         let path = self.data.path.clone();
         let place = self.new_place(new, 0, new.reduced_by)?;
+        if new.reduced_by > 0 && !new.cuts_file_system {
+            file_system::check(&self.data, place.len)?;
+        }
         let cipher = new.cipher.unwrap_or(CipherSpec::AES_XTS_PLAIN64);
         let key = self.new_key(new, &VolumeKey::zeroed(new.key_len.unwrap_or(64)))?;
         let keyslots = vec![(keyslot, passphrase)];

@@ -42,6 +42,8 @@ pub(super) struct Luks1Args {
     longest_zone: Option<u64>,
     data_len: Option<u64>,
     reduced_by: Option<u64>,
+    /// `--force-offline-reencrypt`
+    cuts_file_system: bool,
     /// The first option that only LUKS2 has.
     misfit: Option<&'static str>,
     show: Show,
@@ -82,6 +84,7 @@ impl Luks1Args {
             longest_zone: options.hotzone_size,
             data_len: options.device_size,
             reduced_by: options.reduce_device_size,
+            cuts_file_system: options.force_offline_reencrypt,
             misfit: misfits.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name),
             show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
             batch: options.batch_mode,
@@ -188,6 +191,7 @@ impl Luks1Args {
             hash,
             kdf: self.kdf(hash, key_len)?,
             reduced_by: self.reduced_by.unwrap_or(0),
+            cuts_file_system: self.cuts_file_system,
             data_len: self.data_len,
             longest_zone: self.longest_zone,
             policy: self.at.policy.clone(),
