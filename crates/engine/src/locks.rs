@@ -70,7 +70,7 @@ struct Span {
     excludes: Excludes,
 }
 
-/// What a lock excludes.
+/// Locks that a lock excludes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Excludes {
     /// Locks that exclude all: it is shared.
@@ -97,11 +97,11 @@ impl Span {
 
     fn is_in_conflict_with(&self, other: &Self) -> bool {
         let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
-        overlap && (self.excludes(other) || other.excludes(self))
+        overlap && (self.is_exclusive_of(other) || other.is_exclusive_of(self))
     }
 
     /// Whether a lock of it excludes one of `other`, which overlaps it.
-    fn excludes(&self, other: &Self) -> bool {
+    fn is_exclusive_of(&self, other: &Self) -> bool {
         match self.excludes {
             Excludes::Exclusive => false,
             Excludes::Writes => !(other.reads && self.start <= other.start && other.end <= self.end),

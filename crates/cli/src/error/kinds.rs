@@ -196,6 +196,9 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
+        ErrorKind::FileSystemCut => {
+            "shrink it first (`resize2fs`, `btrfs filesystem resize`); with --force-offline-reencrypt its end is lost"
+        }
         ErrorKind::EngineIdle => {
             "use --engine software; engines encrypt LUKS and plain volumes, without integrity protection"
         }
@@ -247,9 +250,6 @@ fn of_key(kind: ErrorKind) -> Option<&'static str> {
         }
         ErrorKind::NotReencrypted => {
             "begin without --resume-only, or with `inlock reencrypt NAME --start` if the volume is open"
-        }
-        ErrorKind::FileSystemCut => {
-            "shrink it first (`resize2fs`, `btrfs filesystem resize`); with --force-offline-reencrypt its end is lost"
         }
         ErrorKind::AlreadyReencrypted => {
             "go on with `inlock reencrypt --resume-only`, or `inlock reencrypt NAME --resume` if the volume is open"

@@ -237,7 +237,7 @@ impl Beginning {
     }
 
     /// Begins with the device as it was, and is killed before a write, counted from 1. Returns whether there was one.
-    fn kill_at(&self, write: usize) -> bool {
+    fn is_killed_at(&self, write: usize) -> bool {
         std::fs::write(&self.image, &self.input).unwrap();
         std::fs::OpenOptions::new().write(true).open(&self.image).unwrap().set_len(52 << 20).unwrap();
         let inject = format!("inject=pwrite64:signal=KILL:when={write}");
@@ -248,7 +248,7 @@ impl Beginning {
     }
 
     /// Begins again. Returns whether the first attempt was found.
-    fn begin_again(&self) -> bool {
+    fn has_begun_before(&self) -> bool {
         let ended = reencrypt(&self.image, &ENCRYPT);
         assert!([0, 1].contains(&ended.code), "{}", ended.err);
         if ended.code == 1 {
@@ -280,9 +280,9 @@ fn beginning_of_an_encryption_is_killed_at_each_write_and_repeated() {
     let mut first = Beginning::new();
     // 16 for the first data, one for the header behind the data, three for that at the start.
     let writes = (1..).take_while(|write| {
-        let is_killed = first.kill_at(*write);
+        let is_killed = first.is_killed_at(*write);
         if *write >= 16 || *write == 1 || !is_killed {
-            first.begin_again();
+            first.has_begun_before();
             first.check();
         }
         is_killed
@@ -291,18 +291,18 @@ fn beginning_of_an_encryption_is_killed_at_each_write_and_repeated() {
     // The keyslots area, which is written first, in part.
     let header = |first: &Beginning| std::fs::read(&first.image).unwrap()[20 << 20..36 << 20].to_vec();
     for torn in [512, 4096, 1 << 20] {
-        assert!(first.kill_at(18));
+        assert!(first.is_killed_at(18));
         let part = 32768..32768 + torn;
         first.put(part.start, &header(&first)[part]);
-        assert!(first.begin_again(), "{torn}");
+        assert!(first.has_begun_before(), "{torn}");
         first.check();
     }
     // The device was used in between.
-    assert!(first.kill_at(18));
+    assert!(first.is_killed_at(18));
     let other = noise(4096);
     first.put(65536, &other);
     first.input[65536..65536 + 4096].copy_from_slice(&other);
-    assert!(!first.begin_again());
+    assert!(!first.has_begun_before());
     first.check();
     drop(first.dir);
 }

@@ -1,7 +1,6 @@
 //! Carrying out a re-encryption, zone by zone.
 //!
-//! The order of writes leaves a state that can be recovered at each instant, on a disk that reorders writes between
-//! flushes and tears them at sectors:
+//! On a disk that reorders writes between flushes and tears them at sectors, each state can be recovered:
 //!
 //! 1. what recovers the zone, in the area of the keyslot: flush;
 //! 2. the first copy of the header, in which the zone is being written: flush;

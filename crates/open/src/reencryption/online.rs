@@ -28,6 +28,9 @@ use crate::source::HeaderOptions;
 /// Longest zone unless another one is asked for: clients wait for one, and each has flushes.
 const ZONE: u64 = 8 << 20;
 
+/// Niceness of the threads that re-encrypt, from 0 to 19.
+const NICENESS: i32 = 10;
+
 /// The re-encryption of an open LUKS2 volume, running or not.
 pub struct Online {
     context: Context,
@@ -212,7 +215,11 @@ impl Online {
         let shared = Arc::new(Shared::new(options.rate, &job));
         let thread = {
             let shared = Arc::clone(&shared);
-            let run = move || shared.run(job, options.finished);
+            let run = move || {
+                // Clients come first. The threads that it starts inherit this; it is no fault if it cannot be set.
+                let _ = rustix::process::setpriority_process(None, NICENESS);
+                shared.run(job, options.finished);
+            };
             std::thread::Builder::new().name("inlock-reencrypt".into()).spawn(run)?
         };
         *self.task() = Some(Task { shared, thread: Some(thread) });

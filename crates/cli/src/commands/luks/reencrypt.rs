@@ -2,6 +2,7 @@
 
 mod luks1;
 mod online;
+mod volume_keys;
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -16,13 +17,14 @@ use inlock_open::create::{CreateOptions, DataStart};
 use inlock_open::edit::{OpenedKeyslot, scrubbed};
 use inlock_open::reencryption::{NewEncryption, NewParameters, Offline, ZoneProtection};
 use inlock_open::secret::{self, Ask};
-use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions, VolumeKeyOrigin};
+use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions};
 use inlock_serve::control::name::Name;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 
 use self::luks1::Luks1Args;
 use self::online::OnlineArgs;
+use self::volume_keys::{has_volume_key, new_key_of};
 use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
@@ -361,20 +363,6 @@ impl ReencryptArgs {
         Ok(offline)
     }
 
-    /// Refuses to drop keyslots without being asked to, and a new key that nobody would have.
-    fn check_without_keyslots(&self, offline: &Offline) -> anyhow::Result<()> {
-        if self.new_key.is_none() && !self.keeps_key {
-            return Err(CliError::usage("Option --volume-key-file needs --new-volume-key-file, or --keep-key."));
-        }
-        if !offline.keyslots().is_empty() && !self.keeps_key && !self.drops_keyslots {
-            return Err(CliError::refused(
-                "Use --force-no-keyslots to reencrypt device with active keyslots by passing volume keys directly.",
-                "all keyslots are removed then; keep a copy of the new key until `inlock luksAddKey` has added one",
-            ));
-        }
-        Ok(())
-    }
-
     /// Asks for the passphrases of keyslots.
     fn open_keyslots(&self, offline: &Offline, numbers: &[u32]) -> anyhow::Result<Vec<OpenedKeyslot>> {
         let mut opened = Vec::new();
@@ -520,25 +508,6 @@ impl ReencryptArgs {
         }
         Ok(())
     }
-}
-
-/// Whether the volume is unlocked by its volume key.
-fn has_volume_key(options: &Options) -> bool {
-    options.volume_key_file.is_some() || options.volume_key_keyring.is_some()
-}
-
-/// Returns where the new volume key comes from; `None`: it is random.
-fn new_key_of(options: &Options) -> anyhow::Result<Option<VolumeKeyOptions>> {
-    let origin = match (&options.new_volume_key_keyring, &options.new_volume_key_file) {
-        (Some(key), _) => VolumeKeyOrigin::Keyring(key.clone()),
-        (None, Some(file)) => VolumeKeyOrigin::File(file.clone()),
-        (None, None) => return Ok(None),
-    };
-    let len = options.new_key_size.map(key_bytes).transpose()?;
-    if len.is_none() && has_volume_key(options) && options.new_volume_key_keyring.is_none() {
-        return Err(CliError::usage("Option --new-volume-key-file must be paired with --new-key-size."));
-    }
-    Ok(Some(VolumeKeyOptions { origin, len }))
 }
 
 /// Returns new keyslots with the key derivations of these, as far as those can be used.
