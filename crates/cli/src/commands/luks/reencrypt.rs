@@ -567,6 +567,9 @@ fn luks1_option(options: &Options) -> Option<&'static str> {
     if options.uuid.is_some() && !options.encrypt {
         return Some("Options --label, --subsystem and --uuid need --encrypt.");
     }
+    if options.use_fsync || options.use_directio || options.write_log {
+        return Some("Options --use-fsync, --use-directio and --write-log are for LUKS1; LUKS2 needs none of them.");
+    }
     options.volume_key_file.is_some().then_some("Option --volume-key-file is for LUKS1: use --new-volume-key-file.")
 }
 
