@@ -3,7 +3,7 @@
 #: modules dm_crypt loop
 #: tools   cryptsetup inlock strace
 #: seconds 360
-# shellcheck shell=dash
+# shellcheck shell=dash disable=SC2086  # several options in one word
 # Each program is stopped by a signal at a system call, so that the place is known. cryptsetup has short blocks and
 # writes its log after each one; otherwise it forgets how far it was. The device is a file: cryptsetup does not find out
 # that a block device is in re-encryption. The one of Debian 12 does not go on with a decryption of an attached header.
@@ -92,7 +92,7 @@ by_cryptsetup() { cryptsetup reencrypt -q --pbkdf pbkdf2 $fast --key-file /tmp/k
 
 printf secret > /tmp/key
 cryptsetup --version
-# shellcheck disable=SC2046,SC2086  # several options in one word
+# shellcheck disable=SC2046  # several options in one word
 for kind in reencrypt encrypt encrypt-detached decrypt decrypt-detached; do
     # A signal after which no zone is in flight.
     check "prepare:$kind" prepare "$kind" || continue
@@ -131,7 +131,7 @@ for kind in reencrypt encrypt encrypt-detached decrypt decrypt-detached; do
 done
 
 # By turns to the end.
-# shellcheck disable=SC2046,SC2086
+# shellcheck disable=SC2046
 for kind in reencrypt encrypt decrypt-detached; do
     check "prepare-turns:$kind" prepare "$kind" || continue
     check "turn-1:$kind" stopped INT fdatasync 5 \
