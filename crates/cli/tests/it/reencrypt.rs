@@ -569,7 +569,9 @@ fn impossible_re_encryption_is_refused_and_writes_nothing() {
         (&image, &["--cipher", "aes-xts-null"], "null"),
         (&image, &["--keep-key", "--cipher", "aes-cbc-essiv:sha256"], "key of 512 bits"),
         (&image, &["--label", "x"], "Options --label, --subsystem and --uuid need --encrypt."),
+        (&image, &["--write-log"], "are for LUKS1"),
         (&image, &["--offset", "8192"], "Option --offset needs --encrypt."),
+        (&image, &["--volume-key-file", &plain], "needs --new-volume-key-file, or --keep-key."),
         (&image, &["--type", "luks1"], "Conflicting versions."),
         (&luks1, &["--type", "luks2"], "Conflicting versions."),
         (

@@ -599,6 +599,9 @@ fn luks1_option(options: &Options) -> Option<&'static str> {
     if options.reduce_device_size.is_some() && !options.encrypt && !options.resume_only {
         return Some("Option --reduce-device-size needs --encrypt.");
     }
+    if options.use_fsync || options.use_directio || options.write_log {
+        return Some("Options --use-fsync, --use-directio and --write-log are for LUKS1; LUKS2 needs none of them.");
+    }
     (options.uuid.is_some() && !options.encrypt).then_some("Options --label, --subsystem and --uuid need --encrypt.")
 }
 
