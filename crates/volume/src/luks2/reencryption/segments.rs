@@ -83,7 +83,9 @@ pub(super) fn pieces(metadata: &Metadata, reencryption: &Reencryption) -> Result
         let is_new = is(new, reencryption.new_place(at));
         let state = if segment.has_flag(IN_REENCRYPTION) {
             let all = bound.iter().all(|digest| [old.digest, new.digest].contains(&Some(*digest)));
-            let is_bound = [old.digest, new.digest].into_iter().flatten().all(|digest| bound.contains(&digest));
+            // The zone of a decryption is one of plaintext.
+            let mut needed = [old.digest, new.digest].into_iter().flatten();
+            let is_bound = new.digest.is_none() || needed.all(|digest| bound.contains(&digest));
             if !is_new || !all || !is_bound || side.size.is_none() {
                 return refused("the zone that was being written is not one");
             }
