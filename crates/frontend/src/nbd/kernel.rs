@@ -361,6 +361,26 @@ mod tests {
     }
 
     #[test]
+    fn server_that_ends_within_the_handshake_is_not_taken_for_one_without_newstyle() {
+        let greeting = b"NBDMAGICIHAVEOPT\0\x03";
+        for sent in [&greeting[..0], &greeting[..17], greeting] {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("socket");
+            let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let server = std::thread::spawn(move || {
+                let mut client = listener.accept().unwrap().0;
+                client.write_all(sent).unwrap();
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+                // Until the client has left.
+                let _ = client.read_to_end(&mut Vec::new());
+            });
+            let error = handshake(&socket, "volume").map(drop).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+            server.join().unwrap();
+        }
+    }
+
+    #[test]
     fn handshake_with_server_returns_length_and_flags() {
         const LEN: u64 = 1 << 20;
         let store = Arc::new(MemoryStore::new(vec![0; LEN as usize]));

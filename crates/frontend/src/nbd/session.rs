@@ -113,21 +113,16 @@ impl Inbox {
 
     /// Moves what is unread to the front of the buffer and hands the buffer out, to be filled behind it.
     fn receive(&mut self) -> Next {
-        match std::mem::replace(self, Self::InRing { kept: 0 }) {
-            Self::Here { mut buffer, unread } => {
-                let kept = unread.len();
-                if unread.start > 0 {
-                    buffer.data_mut().copy_within(unread, 0);
-                }
-                *self = Self::InRing { kept };
-                let range = kept..buffer.capacity();
-                Next::Receive(Receive { buffer, range, target: Target::Inbox })
-            }
-            in_ring @ Self::InRing { .. } => {
-                *self = in_ring;
-                Next::Wait
-            }
-        }
+        let kept = match self {
+            Self::Here { unread, .. } => unread.len(),
+            Self::InRing { kept } => *kept,
+        };
+        let Self::Here { mut buffer, unread } = std::mem::replace(self, Self::InRing { kept }) else {
+            return Next::Wait;
+        };
+        buffer.data_mut().copy_within(unread, 0);
+        let range = kept..buffer.capacity();
+        Next::Receive(Receive { buffer, range, target: Target::Inbox })
     }
 }
 
@@ -296,10 +291,7 @@ impl Session {
             allowance.settle(turn.now);
         }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
-            Err(_) => {
-                self.input = Input::Closed(None);
-                Next::Disconnect
-            }
+            Err(_) => Next::Disconnect,
             Ok(None) => self.inbox.receive(),
             Ok(Some((command, len))) => {
                 let admitted = self.allowance.as_mut().map(|allowance| allowance.admit(&command, turn.now));

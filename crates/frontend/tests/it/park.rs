@@ -268,15 +268,6 @@ fn export_has_so_many_clients_and_no_more() {
     }
 }
 
-/// Lets the writes of a store go on when dropped.
-struct Release(Arc<FaultyStore>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.set(Faults::default());
-    }
-}
-
 #[test]
 fn clients_of_an_export_are_spread_over_its_workers() {
     let store = FaultyStore::new(LEN);
