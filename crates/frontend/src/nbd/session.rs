@@ -244,7 +244,6 @@ impl Session {
         }
         let replies = &mut self.output.small_replies;
         let Ok((len, step)) = negotiation.handshake.advance(&mut &*turn.export, self.inbox.unread(), replies) else {
-            self.input = Input::Closed(None);
             return Next::Disconnect;
         };
         self.inbox.consume(len);
@@ -262,10 +261,7 @@ impl Session {
                 Next::Again
             }
             // Not offered here: handshakes of servers with TLS have a thread of their own.
-            Step::StartTls => {
-                self.input = Input::Closed(None);
-                Next::Disconnect
-            }
+            Step::StartTls => Next::Disconnect,
         }
     }
 
@@ -387,8 +383,8 @@ impl Session {
         let id = write.request;
         let has_more = active.begin_write(write, buffer, &mut self.owner(), turn);
         if has_more && turn.is_draining {
+            // The next step reads no header.
             active.abandon(id, &mut self.output);
-            self.input = Input::Closed(None);
         } else if has_more {
             self.begin_payload(id, active, turn);
         }
