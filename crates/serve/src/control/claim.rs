@@ -133,13 +133,13 @@ mod tests {
     fn files_of_kept_device_stay() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
-        for keep in [true, false] {
+        for keep in [Some(true), Some(false), None] {
             let lock = lock::exclusive(&files.path("lock")).unwrap().unwrap();
             let mut claim = Claim { files: files.clone(), stale: None, keep: None, keeps_log: false, _lock: lock };
-            claim.keep_if(move || keep);
+            keep.into_iter().for_each(|keep| claim.keep_if(move || keep));
             std::fs::write(files.path("json"), "{}").unwrap();
             drop(claim);
-            assert_eq!(files.path("json").exists(), keep);
+            assert_eq!(files.path("json").exists(), keep == Some(true));
         }
     }
 }

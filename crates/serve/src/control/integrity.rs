@@ -175,3 +175,22 @@ impl IntegrityStatus {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_compared_with_earlier_ones() {
+        let of = |client_bytes, stored_bytes, mismatches, journal_sections_used, commits| IntegrityCounters {
+            client_bytes,
+            stored_bytes,
+            mismatches,
+            journal_sections_used,
+            commits,
+        };
+        let (earlier, later) = (of(1, 2, 3, 9, 4), of(11, 22, 33, 8, 44));
+        assert_eq!(later.since(&earlier), of(10, 20, 30, 8, 40));
+        assert_eq!((later.write_amplification(), of(0, 8, 0, 0, 0).write_amplification()), (Some(2.0), None));
+    }
+}

@@ -463,6 +463,11 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
+            Self::with_check(true)
+        }
+
+        /// A volume whose key is known, or is not.
+        fn with_check(has_check: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let spec = "aes-xts-plain64".parse().unwrap();
             let segment = inlock_volume::Segment::whole(Some(spec), inlock_volume::DataUnitSize::SECTOR);
@@ -476,7 +481,7 @@ mod tests {
                 uuid: None,
                 hash: None,
                 segments: vec![inlock_open::info::SegmentInfo::of(&segment, 64)],
-                check: Some(KeyCheck::new(&[segment], &key).unwrap()),
+                check: has_check.then(|| KeyCheck::new(&[segment], &key).unwrap()),
                 own_flags: CryptOptions::default(),
                 flags: CryptOptions::default(),
                 devices: Vec::new(),
@@ -546,6 +551,16 @@ mod tests {
         assert_eq!(fixture.state(), (false, true));
         let mut byte = [0];
         inlock_engine::BlockingDevice::new(Arc::clone(&fixture.device)).read_at(&mut byte, 0).unwrap();
+    }
+
+    #[test]
+    fn volume_whose_key_is_not_known_takes_none() {
+        let fixture = Fixture::with_check(false);
+        fixture.change("suspend", &json!({})).unwrap();
+        fixture.with_pipe("resume", &KEY).unwrap_err();
+        let table = format!("0 8 crypt aes-xts-plain64 {} 0 /dev/sdx 0", "aa".repeat(64));
+        fixture.with_pipe("reload", table.as_bytes()).unwrap_err();
+        assert_eq!(fixture.state(), (true, false));
     }
 
     #[test]

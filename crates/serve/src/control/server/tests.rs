@@ -133,9 +133,9 @@ fn line_that_is_too_long_ends_its_client_only() {
 fn command_that_lasts_keeps_its_client_waiting_and_no_other() {
     let fixture = Fixture::new();
     let (mut one, mut other) = (fixture.client(), fixture.client());
-    one.command("slow");
+    // The next line has arrived before, and waits.
+    one.send("{\"command\":\"slow\"}\n{\"command\":\"query\",\"number\":9}\n");
     fixture.wait_for(1);
-    one.send("{\"command\":\"query\",\"number\":9}\n");
     assert_eq!(other.ask(1), 1);
     other.command("slow");
     assert!(other.reply()["error"].as_str().unwrap().contains("in progress"));

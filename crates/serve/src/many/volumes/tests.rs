@@ -334,3 +334,118 @@ fn options_of_the_server_are_those_of_the_volume() {
     assert_eq!(threads_and_ring("b").0, 1);
     assert!(volumes.has_stopped_without_loss());
 }
+
+#[test]
+fn volume_with_clients_is_removed_by_force_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    let client = volumes.open("a").map_err(|_| ()).unwrap();
+    let refused = volumes.remove("a", false).unwrap_err().to_string();
+    assert_eq!(refused, "Volume a is in use by 1 clients.");
+    assert_eq!((volumes.names(), volumes.stage("a")), (vec!["a".to_owned()], "open"));
+    volumes.remove("a", true).unwrap();
+    assert_eq!(volumes.count(), 0);
+    drop(client);
+}
+
+#[test]
+fn table_of_contents_has_volumes_that_are_listed_and_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = [("a", ""), ("b", "listed = false"), ("c", "")].map(|(name, more)| raw(dir.path(), name, more));
+    let volumes = load(dir.path(), &config.concat());
+    lock(&volumes.entry("c").unwrap().state).is_removed = true;
+    assert_eq!(volumes.names(), ["a"]);
+}
+
+#[test]
+fn look_at_idle_volumes_notes_them_and_forgets_removed_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    volumes.opens("a").unwrap();
+    volumes.close_idle();
+    let entry = volumes.entry("a").unwrap();
+    assert!(lock(&entry.state).stage.running().is_some_and(|running| running.idle_since.is_some()));
+    assert_eq!(volumes.count(), 2);
+    lock(&volumes.entry("b").unwrap().state).is_removed = true;
+    volumes.close_idle();
+    assert_eq!(volumes.count(), 1);
+}
+
+#[test]
+fn file_that_is_loaded_again_adds_volumes_and_cannot_change_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| raw(dir.path(), name, ""));
+    let volumes = load(dir.path(), &a);
+    rewrite(dir.path(), &format!("{a}{b}"));
+    assert_eq!(volumes.reload().unwrap(), "1 volumes added, 0 removed, 0 changed");
+    rewrite(dir.path(), "tls = \"on\"\ntls-certificates = \"/none\"\n");
+    assert!(matches!(volumes.reload(), Err(Error::TlsStays)));
+    assert_eq!(volumes.names(), ["a", "b"], "an invalid file changes nothing");
+}
+
+#[test]
+fn commands_find_a_removed_volume_until_it_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    volumes.opens("a").unwrap();
+    let old = volumes.entry("a").unwrap();
+    let config = lock(&old.state).config.clone();
+    let new = Entry::new("a".to_owned(), config, false, &volumes.shared);
+    let mut state = lock(&volumes.state);
+    let replaced = state.entries.insert("a".to_owned(), Arc::clone(&new));
+    state.replaced.extend(replaced);
+    drop(state);
+    assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &old));
+    old.close(IfOpening::Wait).unwrap();
+    assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &new));
+}
+
+#[test]
+fn writes_that_the_last_closing_lost_are_told_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    lock(&volumes.entry("a").unwrap().state).close_failure = Some("lost".to_owned());
+    assert!(!volumes.has_stopped_without_loss());
+}
+
+#[test]
+fn volume_is_added_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = load(dir.path(), "");
+    for round in 0..50 {
+        let name = format!("v{round}");
+        let table = raw(dir.path(), &name, "");
+        let keys = table.split_once('\n').unwrap().1;
+        let added = std::thread::scope(|scope| {
+            let attempts: Vec<_> = (0..4).map(|_| scope.spawn(|| volumes.add(&name, keys).is_ok())).collect();
+            attempts.into_iter().map(|attempt| attempt.join().unwrap()).filter(|added| *added).count()
+        });
+        assert_eq!(added, 1, "{name}");
+    }
+}
+
+/// A program that keeps what it is to log.
+struct Logging(Context, Mutex<Vec<String>>);
+
+impl Program for Logging {
+    fn context(&self) -> &Context {
+        &self.0
+    }
+
+    fn log(&self, subject: &dyn std::fmt::Display, text: &dyn std::fmt::Display) {
+        lock(&self.1).push(format!("{subject}: {text}"));
+    }
+}
+
+#[test]
+fn failure_to_open_is_logged_with_the_time_of_the_next_attempt() {
+    let dir = tempfile::tempdir().unwrap();
+    rewrite(dir.path(), &raw(dir.path(), "a", ""));
+    fs::remove_file(dir.path().join("a")).unwrap();
+    let program = Arc::new(Logging(Context::new(Silent, Settings::default()), Mutex::default()));
+    let volumes = Volumes::load(Arc::clone(&program) as _, &dir.path().join("volumes.toml"), Trust::Checked).unwrap();
+    assert!(matches!(volumes.opens("a"), Err(Unavailable::Refused)));
+    let lines = lock(&program.1).clone();
+    assert!(lines.len() == 1 && lines[0].starts_with("volume a: "), "{lines:?}");
+    assert!(lines[0].ends_with(" (tried again after 1 s)"), "{lines:?}");
+}
