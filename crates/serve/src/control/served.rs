@@ -386,6 +386,9 @@ mod tests {
         let error = volume.change("close", &json!({}), None).unwrap_err();
         assert!(error.to_string().contains("'close' failed"), "{error}");
         volume.change("resize", &json!({}), None).unwrap();
+        volume.change("suspend", &json!({}), None).unwrap();
+        assert!(volume.status().suspended && !volume.status().key_present, "there is no key to wipe");
+        volume.change("resume", &json!({}), None).unwrap();
     }
 
     const KEY: [u8; 64] = [7; 64];
@@ -453,8 +456,19 @@ mod tests {
         }
     }
 
+    /// Messages of a context.
+    #[derive(Clone, Default)]
+    struct Messages(Arc<Mutex<Vec<String>>>);
+
+    impl inlock_open::host::Host for Messages {
+        fn tell(&self, _level: inlock_open::host::Level, text: &dyn std::fmt::Display) {
+            self.0.lock().unwrap().push(text.to_string());
+        }
+    }
+
     struct Fixture {
         volume: ServedVolume,
+        messages: Messages,
         hooks: Arc<Recorded>,
         layer: Arc<Keyed>,
         device: Arc<Device>,
@@ -489,10 +503,11 @@ mod tests {
             let info = RuntimeInfo::new(&"data", info, &device);
             let (hooks, layer) = (Arc::<Recorded>::default(), Arc::<Keyed>::default());
             let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
-            let context = Context::new(inlock_open::host::Silent, inlock_open::Settings::default());
+            let messages = Messages::default();
+            let context = Context::new(messages.clone(), inlock_open::Settings::default());
             let parts = (Arc::clone(&device), Arc::clone(&layer) as Arc<dyn Layer>);
             let volume = ServedVolume::new(context, info, parts, Some(files), Arc::clone(&hooks));
-            Self { volume, hooks, layer, device, dir }
+            Self { volume, messages, hooks, layer, device, dir }
         }
 
         fn change(&self, command: &str, request: &Value) -> Reply {
@@ -549,6 +564,7 @@ mod tests {
         assert_eq!((fixture.state(), fixture.flags().2), ((true, true), vec!["same_cpu_crypt".to_owned()]));
         fixture.change("resume", &none).unwrap();
         assert_eq!(fixture.state(), (false, true));
+        assert!(fixture.messages.0.lock().unwrap().is_empty(), "no engine refuses the key");
         let mut byte = [0];
         inlock_engine::BlockingDevice::new(Arc::clone(&fixture.device)).read_at(&mut byte, 0).unwrap();
     }

@@ -396,8 +396,14 @@ fn commands_find_a_removed_volume_until_it_is_closed() {
     state.replaced.extend(replaced);
     drop(state);
     assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &old));
+    let replaced = || lock(&volumes.state).replaced.len();
+    lock(&old.state).is_removed = true;
+    volumes.forget_closed();
+    assert_eq!(replaced(), 1, "it is not closed");
     old.close(IfOpening::Wait).unwrap();
     assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &new));
+    volumes.forget_closed();
+    assert_eq!((replaced(), volumes.count()), (0, 1));
 }
 
 #[test]
@@ -448,4 +454,40 @@ fn failure_to_open_is_logged_with_the_time_of_the_next_attempt() {
     let lines = lock(&program.1).clone();
     assert!(lines.len() == 1 && lines[0].starts_with("volume a: "), "{lines:?}");
     assert!(lines[0].ends_with(" (tried again after 1 s)"), "{lines:?}");
+}
+
+#[test]
+fn volume_that_the_file_no_longer_has_is_closed_and_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    volumes.opens("a").unwrap();
+    let entry = volumes.entry("a").unwrap();
+    rewrite(dir.path(), "");
+    assert_eq!(volumes.reload().unwrap(), "0 volumes added, 1 removed, 0 changed");
+    assert!(matches!(lock(&entry.state).stage, Stage::Closed));
+    assert_eq!(volumes.count(), 0);
+}
+
+#[test]
+fn server_that_stops_takes_no_volumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    assert!(volumes.has_stopped_without_loss());
+    let table = raw(dir.path(), "b", "");
+    assert!(matches!(volumes.add("b", table.split_once('\n').unwrap().1), Err(Error::Closing)));
+    assert!(matches!(volumes.reload(), Err(Error::Closing)));
+}
+
+#[test]
+fn client_sees_what_the_server_says_of_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    volumes.set_uri(|name| format!("nbd+unix:///{name}?socket=/s"));
+    volumes.opens("a").unwrap();
+    let described = volumes.open_volumes();
+    let addresses: Vec<_> =
+        described.iter().map(|volume| (&*volume.info.name, volume.info.address.as_deref())).collect();
+    assert_eq!(addresses, [("a", Some("nbd+unix:///a?socket=/s"))]);
+    let metrics = volumes.metrics();
+    assert!(metrics.contains("inlock_throttled_seconds_total{volume=\"a\"} 0"), "{metrics}");
 }
