@@ -229,6 +229,8 @@ fn client_that_has_been_silent_for_longest_makes_room() {
     waiting.command("slow");
     fixture.wait_for(1);
     let mut clients: Vec<Asking> = (1..CLIENTS_MAX).map(|_| fixture.client()).collect();
+    // When the last one has its answer all have come.
+    assert_eq!(clients[CLIENTS_MAX - 2].ask(0), 0);
     // In the order in which they came, with the first one last.
     clients.rotate_left(1);
     for client in &mut clients {
