@@ -5,7 +5,7 @@ use inlock_engine::Access;
 use inlock_engine::store::memory::MemoryStore;
 use std::sync::atomic::AtomicUsize;
 
-/// What the kernel knows of a device.
+/// State of a device in the kernel.
 #[derive(Default)]
 struct Kernel {
     is_detached: AtomicBool,

@@ -139,7 +139,7 @@ fn command_that_lasts_keeps_its_client_waiting_and_no_other() {
     assert_eq!(other.ask(1), 1);
     other.command("slow");
     assert!(other.reply()["error"].as_str().unwrap().contains("in progress"));
-    // Another command may run beside it, but not three.
+    // Another command may run at the same time, but no third one.
     let mut third = fixture.client();
     third.command("fail");
     fixture.wait_for(2);
