@@ -491,3 +491,25 @@ fn client_sees_what_the_server_says_of_a_volume() {
     let metrics = volumes.metrics();
     assert!(metrics.contains("inlock_throttled_seconds_total{volume=\"a\"} 0"), "{metrics}");
 }
+
+#[test]
+fn one_command_at_a_time_changes_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    let change = |command, pipe| volumes.change("a", command, &serde_json::json!({}), pipe);
+    assert!(matches!(change("suspend", None), Err(Error::NotOpen { .. })));
+    volumes.opens("a").unwrap();
+    let entry = volumes.entry("a").unwrap();
+    let (table, writer) = rustix::pipe::pipe().unwrap();
+    std::thread::scope(|scope| {
+        // It waits for the table.
+        let reload = scope.spawn(|| change("reload", Some(table)));
+        eventually("it changes", || lock(&entry.state).is_changing, |is_changing| *is_changing);
+        assert!(matches!(change("suspend", None), Err(Error::InProgress)));
+        assert!(matches!(volumes.close("a", true), Err(Error::InProgress)));
+        drop(writer);
+        reload.join().unwrap().unwrap_err();
+    });
+    change("suspend", None).unwrap();
+    assert!(volumes.has_stopped_without_loss());
+}
