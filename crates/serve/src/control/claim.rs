@@ -40,7 +40,7 @@ impl Claim {
         Self::take_files(context, Files::of(name)?, purpose)
     }
 
-    fn take_files(context: &Context, files: Files, purpose: Purpose) -> Result<Self> {
+    pub(super) fn take_files(context: &Context, files: Files, purpose: Purpose) -> Result<Self> {
         let name = files.name();
         let Some(lock) = lock::exclusive(&files.path("lock"))? else {
             return Err(Error::NameInUse { name: name.to_string(), pid: files.state().pid() });
@@ -174,9 +174,11 @@ mod tests {
             for (version, is_usable) in [(1, true), (99, matches!(purpose, Purpose::Close | Purpose::ForcedClose))] {
                 std::fs::write(files.path("json"), left(version)).unwrap();
                 std::fs::write(files.log(), "line").unwrap();
+                std::fs::write(files.volume(), "").unwrap();
                 let claim = take(&files, purpose);
                 assert_eq!(claim.is_ok(), is_usable, "{purpose:?}, version {version}");
                 assert_eq!(files.path("json").exists() || files.log().exists(), !is_usable);
+                assert_eq!(files.volume().exists(), !is_usable);
                 if let Ok(claim) = claim {
                     assert!(matches!(take(&files, purpose), Err(Error::NameInUse { .. })));
                     std::fs::write(files.path("json"), left(1)).unwrap();
@@ -185,6 +187,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn state_that_cannot_be_read_is_set_aside_by_force_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = data(&dir);
+        std::fs::write(files.path("json"), "text").unwrap();
+        std::fs::write(files.volume(), "").unwrap();
+        for purpose in [Purpose::Serve, Purpose::Attach, Purpose::Close] {
+            assert!(take(&files, purpose).is_err() && files.volume().exists(), "{purpose:?}");
+        }
+        drop(take(&files, Purpose::ForcedClose).unwrap());
+        assert!(!files.volume().exists() && !files.path("json").exists());
+        assert_eq!(std::fs::read_to_string(files.path("unreadable")).unwrap(), "text");
     }
 
     #[test]

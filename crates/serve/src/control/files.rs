@@ -57,7 +57,10 @@ impl Files {
 
     /// Returns the files of all names with a state file, sorted.
     pub fn all() -> Result<Vec<Self>> {
-        let dir = run_dir()?;
+        Self::all_in(run_dir()?)
+    }
+
+    fn all_in(dir: PathBuf) -> Result<Vec<Self>> {
         let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
         let mut all: Vec<Self> = entries
             .filter_map(|entry| {
@@ -197,6 +200,18 @@ mod tests {
         let border = "a".repeat(SOCKET_NAME_MAX);
         assert_eq!(socket(&border), PathBuf::from(format!("/run/inlock/{border}.nbd")));
         assert!(socket(&(border + "a")).to_str().unwrap().starts_with("/run/inlock/~"));
+    }
+
+    #[test]
+    fn names_with_a_state_file_are_sorted() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["m", "b", "z", "a", "y", "c"];
+        for file in names.map(|name| format!("{name}.json")).iter().map(String::as_str).chain(["d.lock", "~e.json"]) {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        let all = Files::all_in(dir.path().to_owned()).unwrap();
+        let found: Vec<&str> = all.iter().map(|files| files.name().as_str()).collect();
+        assert_eq!(found, ["a", "b", "c", "m", "y", "z"]);
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! The control thread with an object of the tests: the order of replies, limits, and ends.
 
 use super::*;
+use crate::control::claim::Purpose;
+use crate::control::files::Files;
+use crate::control::name::Name;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::{Access, Device};
 use inlock_open::host::Silent;
+use inlock_open::layer::{Layer, Mapped};
 use inlock_open::{Context, Settings};
 use inlock_tests::wait::eventually;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -244,4 +250,44 @@ fn client_that_has_been_silent_for_longest_makes_room() {
     }
     fixture.go.send(()).unwrap();
     assert_eq!(waiting.reply()["ok"], true);
+}
+
+#[test]
+fn volume_that_is_not_published_is_not_controlled() {
+    let dir = tempfile::tempdir().unwrap();
+    let context = Context::new(Silent, Settings::default());
+    let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+    let start = || {
+        let info = serde_json::from_value(serde_json::json!({
+            "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "sync", "threads": 1
+        }));
+        let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
+        let parts = (Arc::new(device), Arc::new(Mapped) as Arc<dyn Layer>);
+        let volume = ServedVolume::new(context.clone(), info.unwrap(), parts, Some(files.clone()), Closes);
+        let claim = Claim::take_files(&context, files.clone(), Purpose::Serve).unwrap();
+        // Nothing can have its name.
+        let is_blocked = dir.path().join("blocked").exists();
+        if is_blocked {
+            std::fs::create_dir(files.path("json")).unwrap();
+        }
+        let metrics = Listener::bind_unix(&dir.path().join("metrics")).unwrap();
+        Control::start(Arc::new(context.clone()), claim, volume, Some(metrics))
+    };
+    let control = start().unwrap();
+    let state = std::fs::read_to_string(files.path("json")).unwrap();
+    let expected = format!("unix:{}", dir.path().join("metrics").display());
+    assert_eq!(serde_json::from_str::<Value>(&state).unwrap()["metrics"], expected);
+    drop(control);
+    assert!(!files.path("json").exists() && !files.socket().exists());
+    std::fs::write(dir.path().join("blocked"), "").unwrap();
+    assert!(start().is_err());
+}
+
+struct Closes;
+
+impl served::ControlHooks for Closes {
+    fn close(&self, _deferred: bool) -> Result<()> {
+        Ok(())
+    }
 }

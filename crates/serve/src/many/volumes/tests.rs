@@ -513,3 +513,39 @@ fn one_command_at_a_time_changes_a_volume() {
     change("suspend", None).unwrap();
     assert!(volumes.has_stopped_without_loss());
 }
+
+#[test]
+fn clients_are_told_who_serves_the_volume() {
+    /// NBD_OPT_INFO and NBD_INFO_DESCRIPTION
+    const INFO: u32 = 6;
+    const DESCRIPTION: u16 = 2;
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Arc::new(volumes(dir.path(), &["a"]));
+    let socket = dir.path().join("socket");
+    let listen = inlock_frontend::nbd::server::Listen::Unix(socket.clone());
+    let limits = inlock_frontend::nbd::server::Limits::default();
+    let catalog = Arc::clone(&volumes) as Arc<dyn Catalog>;
+    let listener = inlock_frontend::nbd::listener::ExportListener::start(&listen, catalog, limits, None).unwrap();
+    let mut client = inlock_tests::nbd::Connection::haggle(&socket, Duration::from_secs(600)).unwrap();
+    let asked = inlock_tests::nbd::go_data(b"a", &[DESCRIPTION]);
+    client.send(&inlock_tests::nbd::option_bytes(INFO, &asked)).unwrap();
+    let replies = client.option_replies().unwrap();
+    let description = [&DESCRIPTION.to_be_bytes()[..], b"served by Inlock"].concat();
+    assert!(replies.iter().any(|reply| reply.data == description), "{replies:?}");
+    drop((client, listener));
+    assert!(volumes.has_stopped_without_loss());
+}
+
+#[test]
+fn volume_has_the_engine_of_its_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = "key-command = [\"/usr/bin/head\", \"-c\", \"32\", \"/dev/zero\"]\nengine = \"afalg\"";
+    let volumes = load(dir.path(), &raw(dir.path(), "a", key).replace("\"raw\"", "\"plain\""));
+    if volumes.opens("a").is_err() {
+        return println!("SKIPPED: this kernel has no AF_ALG");
+    }
+    let entry = volumes.entry("a").unwrap();
+    let status = lock(&entry.state).stage.running().map(|running| running.volume.status()).unwrap();
+    assert_eq!((status.info.engine.name.as_str(), status.engine_counters.is_some()), ("afalg", true));
+    assert!(volumes.has_stopped_without_loss());
+}
