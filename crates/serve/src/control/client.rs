@@ -379,4 +379,17 @@ mod tests {
         let failed = exchange(&mut ours, &serde_json::json!({}), None, (LONG, 100));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
+
+    #[test]
+    fn process_that_closes_is_not_waited_for_as_long_as_a_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+        let (socket, mut theirs) = UnixStream::pair().unwrap();
+        let ours = socket.try_clone().unwrap();
+        let client = Client { place: Place::Own(files), pid: std::process::id(), socket };
+        theirs.write_all(b"{\"ok\":true}\n").unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        client.close(&json!({"command": "close"})).unwrap();
+        assert_eq!(ours.read_timeout().unwrap(), Some(QUERY_TIMEOUT));
+    }
 }
