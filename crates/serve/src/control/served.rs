@@ -429,6 +429,7 @@ mod tests {
     struct Keyed {
         stays: AtomicBool,
         has_other_key: AtomicBool,
+        takes_lines: AtomicBool,
     }
 
     impl Layer for Keyed {
@@ -449,7 +450,15 @@ mod tests {
             Mapped.resize(volume, sectors, blocks)
         }
 
-        fn accept_table(&self, _: &Context, _: RunningVolume<'_>, _: AnyTable) -> inlock_open::Result<NewTable> {
+        fn accept_table(
+            &self,
+            context: &Context,
+            volume: RunningVolume<'_>,
+            table: AnyTable,
+        ) -> inlock_open::Result<NewTable> {
+            if self.takes_lines.load(Ordering::Acquire) {
+                return Mapped.accept_table(context, volume, table);
+            }
             let key = if self.has_other_key.load(Ordering::Acquire) { [8; 64] } else { KEY };
             let flags = CryptOptions::named(["same_cpu_crypt"]).unwrap();
             Ok(NewTable::Key(VolumeKey::new(&key), flags))
@@ -466,6 +475,14 @@ mod tests {
         }
     }
 
+    struct Full;
+
+    impl inlock_engine::CipherEngine for Full {
+        fn open_key(&self, _: &inlock_engine::EngineKeySpec<'_>) -> Option<Box<dyn inlock_engine::EngineKey>> {
+            None
+        }
+    }
+
     struct Fixture {
         volume: ServedVolume,
         messages: Messages,
@@ -477,17 +494,25 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
-            Self::with_check(true)
+            Self::with(true, false)
         }
 
-        /// A volume whose key is known, or is not.
-        fn with_check(has_check: bool) -> Self {
+        /// A volume whose key is known, or is not, with an engine that has no room for keys.
+        fn with(has_check: bool, has_engine: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
+            let image = dir.path().join("image");
+            std::fs::write(&image, "").unwrap();
+            let found = std::fs::metadata(&image).unwrap();
             let spec = "aes-xts-plain64".parse().unwrap();
             let segment = inlock_volume::Segment::whole(Some(spec), inlock_volume::DataUnitSize::SECTOR);
             let key = VolumeKey::new(&KEY);
             let store = Arc::new(MemoryStore::new(vec![0; LEN]));
-            let device = Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap());
+            let device = Device::new(&[segment], &key, store, Access::default()).unwrap();
+            let device = match has_engine {
+                true => device.with_engine(Arc::new(Full), 4096, &[&key]).unwrap(),
+                false => device,
+            };
+            let device = Arc::new(device);
             let info = inlock_open::info::VolumeInfo {
                 kind: "PLAIN".to_owned(),
                 device: "/dev/sdx".into(),
@@ -498,7 +523,7 @@ mod tests {
                 check: has_check.then(|| KeyCheck::new(&[segment], &key).unwrap()),
                 own_flags: CryptOptions::default(),
                 flags: CryptOptions::default(),
-                devices: Vec::new(),
+                devices: vec![inlock_open::device::identity(&found)],
             };
             let info = RuntimeInfo::new(&"data", info, &device);
             let (hooks, layer) = (Arc::<Recorded>::default(), Arc::<Keyed>::default());
@@ -571,12 +596,45 @@ mod tests {
 
     #[test]
     fn volume_whose_key_is_not_known_takes_none() {
-        let fixture = Fixture::with_check(false);
+        let fixture = Fixture::with(false, false);
         fixture.change("suspend", &json!({})).unwrap();
         fixture.with_pipe("resume", &KEY).unwrap_err();
         let table = format!("0 8 crypt aes-xts-plain64 {} 0 /dev/sdx 0", "aa".repeat(64));
         fixture.with_pipe("reload", table.as_bytes()).unwrap_err();
         assert_eq!(fixture.state(), (true, false));
+    }
+
+    #[test]
+    fn engine_that_has_no_room_for_the_key_is_told_of() {
+        let fixture = Fixture::with(true, true);
+        fixture.change("suspend", &json!({})).unwrap();
+        fixture.with_pipe("resume", &KEY).unwrap();
+        let messages = fixture.messages.0.lock().unwrap().clone();
+        assert!(messages.len() == 1 && messages[0].contains("the cipher engine refuses the key"), "{messages:?}");
+    }
+
+    #[test]
+    fn table_that_is_refused_is_not_in_the_state_file() {
+        let fixture = Fixture::new();
+        fixture.layer.takes_lines.store(true, Ordering::Release);
+        fixture.change("suspend", &json!({})).unwrap();
+        let reload = |sectors: usize| {
+            let image = fixture.dir.path().join("image");
+            let key = "0123456789abcdef".repeat(8);
+            let table = format!("0 {sectors} crypt aes-xts-plain64 {key} 0 {} 0", image.display());
+            fixture.with_pipe("reload", table.as_bytes())
+        };
+        let kind = || {
+            let state = std::fs::read_to_string(fixture.dir.path().join("data.json")).unwrap();
+            serde_json::from_str::<Value>(&state).unwrap()["type"].clone()
+        };
+        let refused = reload(8).unwrap_err();
+        assert!(matches!(refused, Error::Table { .. }), "{refused}");
+        assert_eq!((kind(), fixture.state()), ("PLAIN".into(), (true, false)));
+        reload(LEN / 512).unwrap();
+        assert_eq!((kind(), fixture.state()), ("TABLE".into(), (true, true)));
+        assert!(fixture.hooks.lens.lock().unwrap().is_empty(), "it has not grown");
+        assert_eq!(fixture.volume.describe().info.kind, "TABLE");
     }
 
     #[test]
