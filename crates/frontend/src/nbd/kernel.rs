@@ -395,6 +395,8 @@ mod tests {
         let server = Server::start(device, &Listen::Unix(socket.clone()), &options).unwrap();
         let (mut stream, (len, flags)) = handshake(&socket, "volume").unwrap();
         assert_eq!(len, LEN);
+        // The kernel waits as long as it takes.
+        assert_eq!((stream.read_timeout().unwrap(), stream.write_timeout().unwrap()), (None, None));
         assert_ne!(flags & transmission_flag::READ_ONLY, 0);
         // In transmission: a flush is answered.
         stream.write_all(&[&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 3], [0; 20].as_slice()].concat()).unwrap();
