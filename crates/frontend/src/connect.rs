@@ -134,6 +134,15 @@ mod tests {
     }
 
     #[test]
+    fn path_of_107_bytes_is_used_as_it_is() {
+        let path = |len: usize| PathBuf::from(format!("/{}", "s".repeat(len - 1)));
+        let (short, dir) = short_path(Path::new("/"), &path(107)).unwrap();
+        assert_eq!((short, dir.is_none()), (path(107), true));
+        let (short, dir) = short_path(Path::new("/"), &path(108)).unwrap();
+        assert!(short.starts_with("/proc/self/fd") && dir.is_some());
+    }
+
+    #[test]
     fn full_queue_ends_in_time_and_a_free_place_ends_the_wait() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");

@@ -329,3 +329,6 @@ impl ControlHooks for Arc<Open> {
         self.state().attachment.update_len(len)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -194,6 +194,23 @@ mod tests {
     }
 
     #[test]
+    fn line_that_is_being_printed_is_waited_for() {
+        let (begin, begun) = mpsc::channel();
+        let (release, blocks) = mpsc::channel::<()>();
+        let blocks = Mutex::new(blocks);
+        let log = Log::new("", move |_| {
+            begin.send(()).unwrap();
+            let _ = blocks.lock().unwrap().recv();
+        });
+        log.line("only");
+        begun.recv().unwrap();
+        assert!(log.0.queue().is_printing);
+        drop(release);
+        log.finish(Duration::from_secs(600));
+        assert!(!log.0.queue().is_printing);
+    }
+
+    #[test]
     fn messages_that_find_no_room_are_counted() {
         let mut queue = Queue::default();
         (0..MAX_WAITING + 3).for_each(|number| queue.push(number.to_string()));

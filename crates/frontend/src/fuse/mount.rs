@@ -1,7 +1,7 @@
 //! Mounts the file of a volume, and unmounts it.
 
 use super::file::VolumeFile;
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, Session};
 use inlock_engine::{BlockingDevice, Device};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
@@ -85,15 +85,8 @@ impl FuseMount {
         }
         let created = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
         created.map_err(failed)?;
-        let mut mount_options =
-            vec![MountOption::FSName(options.name.clone()), MountOption::NoExec, MountOption::NoAtime];
-        mount_options.push(if device.access().read_only { MountOption::RO } else { MountOption::RW });
-        let mut config = Config::default();
-        config.mount_options = mount_options;
-        config.acl = SessionACL::Owner;
         let threads = options.threads.max(1);
-        config.n_threads = Some(threads);
-        config.clone_fd = true;
+        let config = config(options, device.access().read_only);
         let session = Session::new(VolumeFile::new(device, threads), path, &config).and_then(Session::spawn).map_err(
             |error| {
                 // The file that was to be mounted over is not needed.
@@ -136,6 +129,17 @@ impl FuseMount {
         }
         BlockingDevice::with_calls(Arc::clone(&self.device), 1).flush().map_err(FuseError::Flush)
     }
+}
+
+/// Returns what the mount is made with. By default only the owner has access.
+fn config(options: &FuseOptions, is_read_only: bool) -> Config {
+    let mut config = Config::default();
+    let writes = if is_read_only { MountOption::RO } else { MountOption::RW };
+    config.mount_options =
+        vec![MountOption::FSName(options.name.clone()), MountOption::NoExec, MountOption::NoAtime, writes];
+    config.n_threads = Some(options.threads.max(1));
+    config.clone_fd = true;
+    config
 }
 
 /// State of the file of a volume.
@@ -213,4 +217,37 @@ fn unmount_by_helper(path: &Path, lazily: bool) -> Result<(), FuseError> {
         return Err(FuseError::Busy(path.to_owned()));
     }
     Err(failed(io::Error::other(message.trim().to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fuser::SessionACL;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+
+    #[test]
+    fn mount_has_the_name_and_the_access_of_the_volume() {
+        let options = FuseOptions { name: "inlock:name".into(), threads: 3 };
+        for (is_read_only, access) in [(true, MountOption::RO), (false, MountOption::RW)] {
+            let config = config(&options, is_read_only);
+            let name = MountOption::FSName("inlock:name".into());
+            assert_eq!(config.mount_options, [name, MountOption::NoExec, MountOption::NoAtime, access]);
+            assert_eq!((config.n_threads, config.clone_fd, config.acl), (Some(3), true, SessionACL::Owner));
+        }
+    }
+
+    #[test]
+    fn default_is_a_thread_for_each_cpu_and_at_most_four() {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let expected = [1, 2, 3, 4].into_iter().rfind(|threads| *threads <= cpus);
+        assert_eq!(Some(FuseOptions::default().threads), expected);
+    }
+
+    #[test]
+    fn file_that_was_unmounted_is_not_mounted() {
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default()));
+        let mount = FuseMount { path: PathBuf::from("/none"), device, session: None };
+        assert!(!mount.is_mounted());
+    }
 }

@@ -8,7 +8,7 @@
 mod pending_write;
 mod turn;
 
-use super::block_status::{MAX_EXTENTS, put_block_status};
+use super::block_status::{MAX_EXTENTS, MAX_STATUS_TIME, put_block_status};
 use super::handshake::ReplyStyle;
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
@@ -590,7 +590,7 @@ impl ActiveTable {
 
     fn block_status(&mut self, id: u32, mut buffer: Buffer, owner: &mut Owner<'_>, turn: &mut Turn<'_>) {
         let command = self.request(id).command;
-        match put_block_status(&mut buffer, &command, owner.style, turn.device, turn.mapping) {
+        match put_block_status(&mut buffer, &command, owner.style, turn.device, turn.mapping, MAX_STATUS_TIME) {
             Ok(count) => {
                 let head = Head::block_status(&command, owner.style, count);
                 let start = buffer.put_header(0, head.bytes());

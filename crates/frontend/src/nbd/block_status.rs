@@ -12,15 +12,17 @@ pub(super) const MAX_EXTENTS: usize = 256;
 /// command walk all of it. The reply then covers less of the range, which the protocol allows.
 const MAX_STATUS_CALLS: usize = 4 * MAX_EXTENTS;
 /// Time after which the calls for one command end likewise: a store may ask a server.
-const MAX_STATUS_TIME: Duration = Duration::from_millis(100);
+pub(super) const MAX_STATUS_TIME: Duration = Duration::from_millis(100);
 
-/// Puts the extents of a block status reply into `buffer`, and returns their number.
+/// Puts the extents of a block status reply into `buffer`, and returns their number. Asks the store at least once, and
+/// no more when `limit` has passed.
 pub(super) fn put_block_status(
     buffer: &mut Buffer,
     command: &Command,
     style: ReplyStyle,
     device: &Device,
     mapping: &Mapping,
+    limit: Duration,
 ) -> Result<usize, RequestError> {
     let max_count = if command.has_flag(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
     let reads_zero = !mapping.is_encrypted() || mapping.has_zero_holes();
@@ -34,7 +36,7 @@ pub(super) fn put_block_status(
     let end = command.offset + command.len;
     let begun = Instant::now();
     for _ in 0..MAX_STATUS_CALLS {
-        if offset == end || count > 0 && begun.elapsed() > MAX_STATUS_TIME {
+        if offset == end || count > 0 && begun.elapsed() > limit {
             break;
         }
         let status = device.block_status(offset, (end - offset).min(max_len))?;

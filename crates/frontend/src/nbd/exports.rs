@@ -255,3 +255,23 @@ impl Lease {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::Access;
+    use inlock_engine::store::file::IoMode;
+    use inlock_engine::store::memory::MemoryStore;
+
+    #[test]
+    fn export_that_is_dropped_takes_no_clients() {
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default()));
+        let options = ServerOptions { threads: 1, io: IoMode::Sync, ..ServerOptions::default() };
+        let parking = Parking::start().unwrap();
+        let server = ExportServer::start(device, &options, ExportLimits::default(), &parking).unwrap();
+        let relays = Arc::clone(&server.dispatcher.relays);
+        assert_eq!(relays.unless_stopping(|| Some(())), Some(()));
+        drop(server);
+        assert_eq!(relays.unless_stopping(|| Some(())), None);
+    }
+}

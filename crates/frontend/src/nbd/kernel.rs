@@ -361,6 +361,26 @@ mod tests {
     }
 
     #[test]
+    fn server_that_ends_within_the_handshake_is_not_taken_for_one_without_newstyle() {
+        let greeting = b"NBDMAGICIHAVEOPT\0\x03";
+        for sent in [&greeting[..0], &greeting[..17], greeting] {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("socket");
+            let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let server = std::thread::spawn(move || {
+                let mut client = listener.accept().unwrap().0;
+                client.write_all(sent).unwrap();
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+                // Until the client has left.
+                let _ = client.read_to_end(&mut Vec::new());
+            });
+            let error = handshake(&socket, "volume").map(drop).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+            server.join().unwrap();
+        }
+    }
+
+    #[test]
     fn handshake_with_server_returns_length_and_flags() {
         const LEN: u64 = 1 << 20;
         let store = Arc::new(MemoryStore::new(vec![0; LEN as usize]));
@@ -375,6 +395,8 @@ mod tests {
         let server = Server::start(device, &Listen::Unix(socket.clone()), &options).unwrap();
         let (mut stream, (len, flags)) = handshake(&socket, "volume").unwrap();
         assert_eq!(len, LEN);
+        // The kernel waits as long as it takes.
+        assert_eq!((stream.read_timeout().unwrap(), stream.write_timeout().unwrap()), (None, None));
         assert_ne!(flags & transmission_flag::READ_ONLY, 0);
         // In transmission: a flush is answered.
         stream.write_all(&[&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 3], [0; 20].as_slice()].concat()).unwrap();

@@ -116,3 +116,26 @@ fn greet(
     })?;
     Ok((acceptor, greeters))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::tls::{TlsMode, TlsOptions};
+    use inlock_engine::Access;
+    use inlock_engine::store::file::IoMode;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_tests::certificates::Authority;
+
+    /// There is no memory for more.
+    #[test]
+    fn server_with_tls_has_no_more_clients_than_it_has_descriptors_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let certificates = Authority::with_server(&dir.path().join("a"), "server").dir().to_owned();
+        let tls = TlsServer::load(&TlsOptions { mode: TlsMode::Required, certificates, verify_peer: false }).unwrap();
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default()));
+        let max_connections = usize::MAX;
+        let options = ServerOptions { threads: 1, io: IoMode::Sync, max_connections, ..ServerOptions::default() };
+        let listen = Listen::Unix(dir.path().join("socket"));
+        Server::start_with_tls(device, &listen, &options, tls).unwrap().stop().unwrap();
+    }
+}

@@ -495,7 +495,7 @@ impl NbdFrontend {
         if done.result.is_err() {
             return self.drop_connection(cx, index);
         }
-        self.schedule_send(index);
+        // Schedules the replies as well.
         self.schedule_input(index);
     }
 }

@@ -204,6 +204,8 @@ mod tests {
         };
         assert_eq!(socket.family, CONTROL);
         assert!(socket.request(255, 1, &Attributes::default()).is_err());
+        // More than the socket sends: there is no answer to wait for.
+        assert!(socket.request(255, 1, &Attributes(vec![0; 16 << 20])).is_err());
         assert_eq!(Socket::open("no such family").err().map(|e| e.kind()), Some(io::ErrorKind::NotFound));
     }
 }

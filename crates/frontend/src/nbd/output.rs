@@ -298,6 +298,18 @@ mod tests {
     }
 
     #[test]
+    fn list_of_parts_keeps_its_memory() {
+        let pool = &mut BufferPool::new(&[BufferClass { capacity: 4096, count: 1 }]);
+        let (mut output, mut memory) = (Output::new(), Memory::new(pool));
+        let has_room = |output: &Output| output.parts.capacity() >= MAX_OUTGOING;
+        assert!(output.next_send(Instant::now()).is_none() && has_room(&output), "nothing is queued");
+        queue_reply(&mut output);
+        let parts = output.next_send(Instant::now()).unwrap();
+        output.on_sent(parts, &mut memory, pool);
+        assert!(has_room(&output), "a send allocates");
+    }
+
+    #[test]
     fn send_is_bounded() {
         let mut output = Output::new();
         let queue = |output: &mut Output, request| {

@@ -380,3 +380,6 @@ impl Drop for Slot {
         lock(&self.lot.slots).1.remove(&self.key);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -226,22 +226,29 @@ impl Relay {
         }
     }
 
-    /// Blocks until something can be passed on. A socket for which there is nothing to wait is left out: its end would
-    /// be reported again and again. The worker's end is waited for once, also while its replies wait for the client.
-    fn wait(&mut self) -> Result<(), Errno> {
+    /// Returns what to wait for: of the client, of the worker, and of which of the two. A socket for which there is
+    /// nothing to wait is left out: its end would be reported again and again. The worker's end is waited for once,
+    /// also while its replies wait for the client.
+    fn awaited(&self) -> (PollFlags, PollFlags, Range<usize>) {
         let has_unsent = self.link.has_unsent();
         let of = |wanted: bool, flags| if wanted { flags } else { PollFlags::empty() };
         let client = of(self.has_requests && self.requests.is_empty(), PollFlags::IN) | of(has_unsent, PollFlags::OUT);
         let worker = of(self.has_replies && self.replies.is_empty() && !has_unsent, PollFlags::IN)
             | of(self.has_requests && !self.requests.is_empty(), PollFlags::OUT);
-        let timeout = self.until.map(|until| time_until(until, Instant::now()));
-        let mut fds = [PollFd::new(self.link.socket(), client), PollFd::new(&self.worker, worker)];
-        let waits = match (client.is_empty(), worker.is_empty() && self.until.is_some()) {
+        let sockets = match (client.is_empty(), worker.is_empty() && self.until.is_some()) {
             (false, true) => 0..1,
             (true, false) => 1..2,
             _ => 0..2,
         };
-        match rustix::event::poll(&mut fds[waits], timeout.as_ref()) {
+        (client, worker, sockets)
+    }
+
+    /// Blocks until something can be passed on.
+    fn wait(&mut self) -> Result<(), Errno> {
+        let (client, worker, sockets) = self.awaited();
+        let timeout = self.until.map(|until| time_until(until, Instant::now()));
+        let mut fds = [PollFd::new(self.link.socket(), client), PollFd::new(&self.worker, worker)];
+        match rustix::event::poll(&mut fds[sockets], timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
@@ -256,4 +263,37 @@ impl Relay {
 pub(super) fn time_until(until: Instant, now: Instant) -> Timespec {
     let left = until.saturating_duration_since(now);
     Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn relay_waits_for_what_can_be_passed_on_and_for_the_end_of_the_worker() {
+        const NONE: PollFlags = PollFlags::empty();
+        const IN: PollFlags = PollFlags::IN;
+        const OUT: PollFlags = PollFlags::OUT;
+        let (client, _theirs) = UnixStream::pair().unwrap();
+        let guard = Arc::new(Relays::default()).enter();
+        let (mut relay, _worker) = Relay::new(Link::new(OwnedFd::from(client), None), guard, Duration::ZERO).unwrap();
+        // Requests and replies: whether some may come, whether some are here; whether the worker has left.
+        for (requests, replies, has_left, expected) in [
+            ([true, false], [true, false], false, (IN, IN, 0..2)),
+            ([true, true], [true, false], false, (NONE, IN | OUT, 1..2)),
+            ([true, true], [true, true], false, (NONE, OUT, 1..2)),
+            ([true, false], [true, true], false, (IN, NONE, 0..2)),
+            ([true, false], [true, true], true, (IN, NONE, 0..1)),
+            ([true, false], [true, false], true, (IN, IN, 0..2)),
+            ([false, false], [true, false], false, (NONE, IN, 1..2)),
+            ([false, false], [true, true], false, (NONE, NONE, 1..2)),
+            ([false, true], [false, true], true, (NONE, NONE, 0..2)),
+        ] {
+            (relay.has_requests, relay.requests.rest) = (requests[0], 0..usize::from(requests[1]));
+            (relay.has_replies, relay.replies.rest) = (replies[0], 0..usize::from(replies[1]));
+            relay.until = has_left.then(Instant::now);
+            assert_eq!(relay.awaited(), expected, "{requests:?} {replies:?} {has_left}");
+        }
+    }
 }

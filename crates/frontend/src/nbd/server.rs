@@ -511,6 +511,13 @@ mod tests {
     }
 
     #[test]
+    fn default_is_a_worker_for_each_cpu_and_at_most_four() {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let expected = [1, 2, 3, 4].into_iter().rfind(|threads| *threads <= cpus);
+        assert_eq!(Some(ServerOptions::default().threads), expected);
+    }
+
+    #[test]
     fn only_a_client_that_has_left_is_followed_by_the_next_at_once() {
         assert_eq!(retry_after(&io::ErrorKind::ConnectionAborted.into()), Timespec::default());
         for errno in [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM] {
@@ -580,6 +587,48 @@ mod tests {
         assert!(is_disconnected(&mut connect()));
         in_transmission.set_nonblocking(true).unwrap();
         assert_eq!(in_transmission.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    /// Its suspension would last for ever.
+    #[test]
+    fn request_to_a_suspended_device_does_not_keep_a_server_that_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let (server, device) = server(&socket, 4);
+        let mut client = UnixStream::connect(&socket).unwrap();
+        client.read_exact(&mut [0; 18]).unwrap();
+        // Flags, and the option EXPORT_NAME with no name.
+        client.write_all(&[&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 1], &[0; 4]].concat()).unwrap();
+        client.read_exact(&mut [0; 10]).unwrap();
+        device.suspend().unwrap();
+        let request = |kind: u8| {
+            let cookie_and_offset = [kind; 16];
+            [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, kind][..], &cookie_and_offset, &[0, 0, 2, 0]].concat()
+        };
+        // The reply to a request that is refused shows that the read before it waits.
+        client.write_all(&[request(0), request(99)].concat()).unwrap();
+        let mut reply = [0; 16];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[8..], [99; 8]);
+        drop(server);
+        client.read_exact(&mut reply).unwrap();
+        assert!(reply[4..8] != [0; 4] && reply[8..] == [0; 8], "{reply:?}");
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn greeters_that_stop_disconnect_their_clients_and_take_no_more() {
+        let (stop, hangs_up) = rustix::pipe::pipe().unwrap();
+        let threads = Arc::new(Relays::default());
+        let mut greeters = Greeters::new(Arc::clone(&threads), hangs_up);
+        let is_stopped = || {
+            let mut polled = [PollFd::new(&stop, PollFlags::empty())];
+            let is_told = rustix::event::poll(&mut polled, Some(&Timespec::default())).unwrap() > 0;
+            [is_told, threads.unless_stopping(|| Some(())).is_none()]
+        };
+        assert_eq!(is_stopped(), [false; 2]);
+        greeters.stop(Instant::now());
+        assert_eq!(is_stopped(), [true; 2]);
     }
 
     #[test]

@@ -113,21 +113,16 @@ impl Inbox {
 
     /// Moves what is unread to the front of the buffer and hands the buffer out, to be filled behind it.
     fn receive(&mut self) -> Next {
-        match std::mem::replace(self, Self::InRing { kept: 0 }) {
-            Self::Here { mut buffer, unread } => {
-                let kept = unread.len();
-                if unread.start > 0 {
-                    buffer.data_mut().copy_within(unread, 0);
-                }
-                *self = Self::InRing { kept };
-                let range = kept..buffer.capacity();
-                Next::Receive(Receive { buffer, range, target: Target::Inbox })
-            }
-            in_ring @ Self::InRing { .. } => {
-                *self = in_ring;
-                Next::Wait
-            }
-        }
+        let kept = match self {
+            Self::Here { unread, .. } => unread.len(),
+            Self::InRing { kept } => *kept,
+        };
+        let Self::Here { mut buffer, unread } = std::mem::replace(self, Self::InRing { kept }) else {
+            return Next::Wait;
+        };
+        buffer.data_mut().copy_within(unread, 0);
+        let range = kept..buffer.capacity();
+        Next::Receive(Receive { buffer, range, target: Target::Inbox })
     }
 }
 
@@ -249,7 +244,6 @@ impl Session {
         }
         let replies = &mut self.output.small_replies;
         let Ok((len, step)) = negotiation.handshake.advance(&mut &*turn.export, self.inbox.unread(), replies) else {
-            self.input = Input::Closed(None);
             return Next::Disconnect;
         };
         self.inbox.consume(len);
@@ -267,10 +261,7 @@ impl Session {
                 Next::Again
             }
             // Not offered here: handshakes of servers with TLS have a thread of their own.
-            Step::StartTls => {
-                self.input = Input::Closed(None);
-                Next::Disconnect
-            }
+            Step::StartTls => Next::Disconnect,
         }
     }
 
@@ -296,10 +287,7 @@ impl Session {
             allowance.settle(turn.now);
         }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
-            Err(_) => {
-                self.input = Input::Closed(None);
-                Next::Disconnect
-            }
+            Err(_) => Next::Disconnect,
             Ok(None) => self.inbox.receive(),
             Ok(Some((command, len))) => {
                 let admitted = self.allowance.as_mut().map(|allowance| allowance.admit(&command, turn.now));
@@ -395,8 +383,8 @@ impl Session {
         let id = write.request;
         let has_more = active.begin_write(write, buffer, &mut self.owner(), turn);
         if has_more && turn.is_draining {
+            // The next step reads no header.
             active.abandon(id, &mut self.output);
-            self.input = Input::Closed(None);
         } else if has_more {
             self.begin_payload(id, active, turn);
         }

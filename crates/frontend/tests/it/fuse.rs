@@ -285,6 +285,11 @@ fn failed_mount_leaves_nothing() {
     let missing = dir.path().join("none/volume");
     assert!(matches!(FuseMount::start(&device, &missing, &options), Err(FuseError::Mount { .. } | FuseError::NoFuse)));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    // What was there before stays.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&missing, &link).unwrap();
+    assert!(matches!(FuseMount::start(&device, &link, &options), Err(FuseError::Mount { .. } | FuseError::NoFuse)));
+    assert!(link.is_symlink());
 }
 
 #[test]

@@ -238,6 +238,20 @@ fn request_to_a_device_that_was_suspended_at_rest_waits_for_its_key() {
 }
 
 #[test]
+fn request_to_a_suspended_device_does_not_keep_a_server_that_stops() {
+    let exported = Exported::new(memory(LEN), IoMode::Sync, 1);
+    let mut client = exported.client();
+    client.write(0, &[7; 4096]).expect("a reply");
+    exported.device.suspend().expect("it suspends");
+    client.request(0, READ, 0, 4096).expect("a connection");
+    // The reply to a request that is refused shows that the one before it waits.
+    client.request(0, READ, LEN, 4096).expect("a connection");
+    assert_ne!(client.reply(0).expect("a reply").error, 0);
+    exported.server.stop().expect("no write is lost");
+    assert_ne!(client.reply(0).expect("a reply").error, 0);
+}
+
+#[test]
 fn clients_keep_what_they_negotiated() {
     for io in rings() {
         let exported = Exported::new(memory(LEN), io, 1);
@@ -265,15 +279,6 @@ fn export_has_so_many_clients_and_no_more() {
     for _ in 0..3 {
         let leases = [(); 3].map(|()| server.lease());
         assert_eq!(leases.each_ref().map(Option::is_some), [true, true, false]);
-    }
-}
-
-/// Lets the writes of a store go on when dropped.
-struct Release(Arc<FaultyStore>);
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.set(Faults::default());
     }
 }
 

@@ -252,3 +252,12 @@ impl BackingStore for FaultyStore {
         }
     }
 }
+
+/// Lets the writes of a store go on when dropped.
+pub(crate) struct Release(pub(crate) Arc<FaultyStore>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.set(Faults::default());
+    }
+}

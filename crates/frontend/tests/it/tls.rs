@@ -566,3 +566,12 @@ fn client_that_takes_no_replies_does_not_keep_a_server_that_stops() {
     // The connection stays open here until the server has ended.
     drop(client);
 }
+
+/// No limit of time ends it.
+#[test]
+fn client_in_its_handshake_does_not_keep_a_server_that_stops() {
+    let mut served = Secured::new(TlsMode::Required, limits(Duration::from_secs(3600), TIMEOUT, TIMEOUT));
+    let clients = [served.secure(), served.secure()];
+    served.stop();
+    clients.into_iter().for_each(Secure::expect_end);
+}

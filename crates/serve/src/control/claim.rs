@@ -37,7 +37,11 @@ pub enum Purpose {
 impl Claim {
     /// Takes the name, and cleans up after a process that died. Fails if its device is in use.
     pub fn take(context: &Context, name: &Name, purpose: Purpose) -> Result<Self> {
-        let files = Files::of(name)?;
+        Self::take_files(context, Files::of(name)?, purpose)
+    }
+
+    pub(super) fn take_files(context: &Context, files: Files, purpose: Purpose) -> Result<Self> {
+        let name = files.name();
         let Some(lock) = lock::exclusive(&files.path("lock"))? else {
             return Err(Error::NameInUse { name: name.to_string(), pid: files.state().pid() });
         };
@@ -133,13 +137,82 @@ mod tests {
     fn files_of_kept_device_stay() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
-        for keep in [true, false] {
+        for keep in [Some(true), Some(false), None] {
             let lock = lock::exclusive(&files.path("lock")).unwrap().unwrap();
             let mut claim = Claim { files: files.clone(), stale: None, keep: None, keeps_log: false, _lock: lock };
-            claim.keep_if(move || keep);
+            keep.into_iter().for_each(|keep| claim.keep_if(move || keep));
             std::fs::write(files.path("json"), "{}").unwrap();
             drop(claim);
-            assert_eq!(files.path("json").exists(), keep);
+            assert_eq!(files.path("json").exists(), keep == Some(true));
         }
+    }
+
+    fn data(dir: &tempfile::TempDir) -> Files {
+        Files::within(dir.path().to_owned(), &Name::new("data").unwrap())
+    }
+
+    fn take(files: &Files, purpose: Purpose) -> Result<Claim> {
+        let context = Context::new(inlock_open::host::Silent, inlock_open::Settings::default());
+        Claim::take_files(&context, files.clone(), purpose)
+    }
+
+    /// Returns what a process that died has left: a file over which nothing is mounted.
+    fn left(version: u32) -> String {
+        serde_json::json!({
+            "version": version, "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx",
+            "segments": [], "read_only": false, "allow_discards": false, "offload": "none", "via": "fuse",
+            "ring": "sync", "threads": 1
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn name_that_is_taken_has_no_files_of_a_process_that_died() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = data(&dir);
+        for purpose in [Purpose::Serve, Purpose::Attach, Purpose::Close, Purpose::ForcedClose] {
+            for (version, is_usable) in [(1, true), (99, matches!(purpose, Purpose::Close | Purpose::ForcedClose))] {
+                std::fs::write(files.path("json"), left(version)).unwrap();
+                std::fs::write(files.log(), "line").unwrap();
+                std::fs::write(files.volume(), "").unwrap();
+                let claim = take(&files, purpose);
+                assert_eq!(claim.is_ok(), is_usable, "{purpose:?}, version {version}");
+                assert_eq!(files.path("json").exists() || files.log().exists(), !is_usable);
+                assert_eq!(files.volume().exists(), !is_usable);
+                if let Ok(claim) = claim {
+                    assert!(matches!(take(&files, purpose), Err(Error::NameInUse { .. })));
+                    std::fs::write(files.path("json"), left(1)).unwrap();
+                    drop(claim);
+                    assert!(!files.path("json").exists(), "nothing keeps it");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn state_that_cannot_be_read_is_set_aside_by_force_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = data(&dir);
+        std::fs::write(files.path("json"), "text").unwrap();
+        std::fs::write(files.volume(), "").unwrap();
+        for purpose in [Purpose::Serve, Purpose::Attach, Purpose::Close] {
+            assert!(take(&files, purpose).is_err() && files.volume().exists(), "{purpose:?}");
+        }
+        drop(take(&files, Purpose::ForcedClose).unwrap());
+        assert!(!files.volume().exists() && !files.path("json").exists());
+        assert_eq!(std::fs::read_to_string(files.path("unreadable")).unwrap(), "text");
+    }
+
+    #[test]
+    fn state_that_is_not_published_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = data(&dir);
+        let mut claim = take(&files, Purpose::Serve).unwrap();
+        let info: RuntimeInfo = serde_json::from_str(&left(1)).unwrap();
+        claim.publish(&info).unwrap();
+        assert!(matches!(files.state(), StateFile::Whole(_)));
+        std::fs::remove_file(files.path("json")).unwrap();
+        std::fs::create_dir(files.path("json")).unwrap();
+        claim.publish(&info).unwrap_err();
     }
 }

@@ -347,3 +347,49 @@ pub fn fields_of(line: &[u8], server: impl fmt::Display) -> Result<Map<String, V
         None => Err(Error::InvalidReply { server: server.to_string() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn ask(limits: (Duration, usize), act: impl FnOnce(&mut UnixStream)) -> (io::Result<Vec<u8>>, UnixStream) {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        act(&mut theirs);
+        (exchange(&mut ours, &serde_json::json!({"command": "status"}), None, limits), ours)
+    }
+
+    #[test]
+    fn reply_is_a_line_of_limited_length_in_limited_time() {
+        let write = |bytes: &'static [u8]| move |server: &mut UnixStream| server.write_all(bytes).unwrap();
+        let (reply, socket) = ask((LONG, 100), write(b"{}\n"));
+        assert_eq!(reply.unwrap(), b"{}\n");
+        assert_eq!(socket.write_timeout().unwrap(), Some(QUERY_TIMEOUT));
+        for (limits, sent) in [((LONG, 100), &[b'x'; 5000][..]), ((Duration::ZERO, 100), b"{}\n")] {
+            assert_eq!(ask(limits, write(sent)).0.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+    }
+
+    #[test]
+    fn request_to_a_server_that_has_left_fails() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let failed = exchange(&mut ours, &serde_json::json!({}), None, (LONG, 100));
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn process_that_closes_is_not_waited_for_as_long_as_a_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+        let (socket, mut theirs) = UnixStream::pair().unwrap();
+        let ours = socket.try_clone().unwrap();
+        let client = Client { place: Place::Own(files), pid: std::process::id(), socket };
+        theirs.write_all(b"{\"ok\":true}\n").unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        client.close(&json!({"command": "close"})).unwrap();
+        assert_eq!(ours.read_timeout().unwrap(), Some(QUERY_TIMEOUT));
+    }
+}

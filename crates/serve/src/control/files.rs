@@ -57,7 +57,10 @@ impl Files {
 
     /// Returns the files of all names with a state file, sorted.
     pub fn all() -> Result<Vec<Self>> {
-        let dir = run_dir()?;
+        Self::all_in(run_dir()?)
+    }
+
+    fn all_in(dir: PathBuf) -> Result<Vec<Self>> {
         let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
         let mut all: Vec<Self> = entries
             .filter_map(|entry| {
@@ -194,5 +197,58 @@ mod tests {
         assert!(socket(&one).as_os_str().len() <= 107 && socket(&one) != socket(&other));
         assert_eq!(socket(&one), socket(&one));
         assert_eq!(socket("data"), PathBuf::from("/run/inlock/data.nbd"));
+        let border = "a".repeat(SOCKET_NAME_MAX);
+        assert_eq!(socket(&border), PathBuf::from(format!("/run/inlock/{border}.nbd")));
+        assert!(socket(&(border + "a")).to_str().unwrap().starts_with("/run/inlock/~"));
+    }
+
+    #[test]
+    fn names_with_a_state_file_are_sorted() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["m", "b", "z", "a", "y", "c"];
+        for file in names.map(|name| format!("{name}.json")).iter().map(String::as_str).chain(["d.lock", "~e.json"]) {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        let all = Files::all_in(dir.path().to_owned()).unwrap();
+        let found: Vec<&str> = all.iter().map(|files| files.name().as_str()).collect();
+        assert_eq!(found, ["a", "b", "c", "m", "y", "z"]);
+    }
+
+    #[test]
+    fn state_file_that_cannot_be_replaced_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+        let info = serde_json::from_value(serde_json::json!({
+            "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "sync", "threads": 1
+        }));
+        let info: RuntimeInfo = info.unwrap();
+        files.publish(&info).unwrap();
+        assert!(matches!(files.state(), StateFile::Whole(found) if found.name == "data"));
+        std::fs::remove_file(files.path("json")).unwrap();
+        std::fs::create_dir(files.path("json")).unwrap();
+        files.publish(&info).unwrap_err();
+    }
+
+    #[test]
+    fn log_is_removed_with_the_other_files_unless_it_has_lines_or_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+        assert_eq!(older_log(&files.log()), dir.path().join("data.log.1"));
+        for (log, text, is_left) in [
+            (Log::Always, "line", false),
+            (Log::IfEmpty, "line", true),
+            (Log::IfEmpty, "", false),
+            (Log::Kept, "", true),
+        ] {
+            for path in [files.socket(), files.nbd_socket(), files.completion_log(), files.path("json")] {
+                std::fs::write(path, "").unwrap();
+            }
+            std::fs::write(files.log(), text).unwrap();
+            std::fs::write(older_log(&files.log()), "older").unwrap();
+            files.remove(log);
+            let left = std::fs::read_dir(dir.path()).unwrap().count();
+            assert_eq!(left, if is_left { 2 } else { 0 }, "{text:?}");
+        }
     }
 }

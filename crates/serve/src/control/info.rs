@@ -426,7 +426,7 @@ fn write_reencryption(f: &mut fmt::Formatter<'_>, online: Option<&OnlineStatus>)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
@@ -501,6 +501,86 @@ mod tests {
             assert_eq!(json["zero_holes"], zero_holes, "{json}");
             assert_eq!(VolumeStatus::deserialize(json).unwrap().info.zero_holes, zero_holes);
         }
+    }
+
+    /// Returns the status of a volume that has all that a status may have.
+    pub(crate) fn full_status() -> VolumeStatus {
+        let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
+        let info = RuntimeInfo { metrics: Some("unix:/socket".to_owned()), ..info() };
+        let status = VolumeStatus::of(info, &device, &Mapped, &device.stats().snapshot());
+        let integrity = serde_json::json!({
+            "integrity": "hmac-sha256", "tag_size": 32, "sector_size": 4096, "interleave_sectors": 32768,
+            "mode": "recovery", "journal_size": 8192, "client_bytes": 4096, "stored_bytes": 8192, "mismatches": 3,
+            "journal_sections_used": 0, "commits": 9
+        });
+        let verity = serde_json::json!({
+            "hash_type": 1, "hash": "sha256", "data_block_size": 4096, "hash_block_size": 4096, "data_blocks": 8,
+            "salt": "", "verified_blocks": 7, "verified_hash_blocks": 6, "corrupted": 5, "ignore_corruption": true
+        });
+        let reencryption = serde_json::json!({ "state": "running", "done_bytes": 5, "total_bytes": 10 });
+        VolumeStatus {
+            engine_counters: Some(EngineCounters { keys: 1, accepted: 2, ..EngineCounters::default() }),
+            integrity: Some(serde_json::from_value(integrity).unwrap()),
+            verity: Some(serde_json::from_value(verity).unwrap()),
+            reencryption: Some(serde_json::from_value(reencryption).unwrap()),
+            ..status
+        }
+    }
+
+    #[test]
+    fn status_has_the_lines_of_all_that_the_volume_has() {
+        let mut status = full_status();
+        status.info.set_flags(&CryptOptions::named(["allow_discards", "same_cpu_crypt"]).unwrap());
+        let text = status.to_string();
+        for line in [
+            "  status:      corrupted",
+            "  integrity: hmac-sha256",
+            "  crash protection: recovery",
+            "  mode:    read/write recovery",
+            "  flags:   discards same_cpu_crypt ignore_corruption",
+            "  metrics: unix:/socket",
+            "  reencryption: in-progress, running, 5 of 10 bytes",
+            "  tags:    3 mismatches",
+            "  verified: 7 data blocks, 6 hash blocks; 5 corrupted",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        let plain = VolumeStatus { integrity: None, verity: None, reencryption: None, ..status };
+        let plain = VolumeStatus { info: RuntimeInfo { metrics: None, ..info() }, ..plain };
+        let text = plain.to_string();
+        assert!(text.contains("\n  mode:    read/write\n"), "{text}");
+        for word in ["flags:", "metrics:", "reencryption:", "status:", "tags:", "recovery"] {
+            assert!(!text.contains(word), "{word}: {text}");
+        }
+    }
+
+    #[test]
+    fn volume_has_a_key_if_a_segment_has_and_is_attaching_without_an_endpoint() {
+        let mut two = info();
+        two.segments.push(SegmentInfo { cipher: None, ..two.segments[0].clone() });
+        assert!(two.has_key() && info().has_key());
+        two.segments.remove(0);
+        assert!(!two.has_key());
+        let at = |node: Option<&str>, address: Option<&str>| RuntimeInfo {
+            node: node.map(PathBuf::from),
+            address: address.map(str::to_owned),
+            ..info()
+        };
+        let attaching = [at(None, None), at(Some("/dev/a"), None), at(None, Some("unix:/s"))];
+        assert_eq!(attaching.map(|info| info.is_attaching()), [true, false, false]);
+    }
+
+    #[test]
+    fn table_replaces_what_the_header_said() {
+        let mut info = RuntimeInfo { header: Some("/h".into()), hash: Some("sha256".into()), ..info() };
+        let flags = CryptOptions::named(["allow_discards", "high_priority"]).unwrap();
+        let check = Some(key(9));
+        let segments = vec![SegmentInfo { offset: 7, ..info.segments[0].clone() }];
+        info.set_table(Reloaded { mapping: CryptMapping::raw(4096), segments, check, flags });
+        assert_eq!((info.kind.as_str(), info.header, info.uuid, info.hash), ("TABLE", None, None, None));
+        assert_eq!((info.segments[0].offset, info.own_flags), (7, flags));
+        assert_eq!(info.table_flags, ["high_priority"]);
+        assert!(info.check == Some(key(9)));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl IntegrityStatus {
         };
         Some(Self {
             integrity,
-            key_bits: spec.map(|spec| spec.mac_key_len() * 8).filter(|bits| *bits > 0),
+            key_bits: spec.and_then(|spec| key_bits(spec.mac_key_len())),
             tag_size: layout.journal.tag_size,
             sector_size: layout.block_len(),
             interleave_sectors: layout.log2_interleave_sectors.map_or(0, |log2| 1 << log2),
@@ -173,5 +173,34 @@ impl IntegrityStatus {
             Some(sector) => writeln!(f, "  recalculating: from sector {sector}"),
             None => Ok(()),
         }
+    }
+}
+
+/// Returns the length of a key of so many bytes, unless there is none.
+fn key_bits(len: usize) -> Option<usize> {
+    (len > 0).then_some(len * 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_has_the_length_of_a_key_if_there_is_one() {
+        assert_eq!([0, 32].map(key_bits), [None, Some(256)]);
+    }
+
+    #[test]
+    fn counters_are_compared_with_earlier_ones() {
+        let of = |client_bytes, stored_bytes, mismatches, journal_sections_used, commits| IntegrityCounters {
+            client_bytes,
+            stored_bytes,
+            mismatches,
+            journal_sections_used,
+            commits,
+        };
+        let (earlier, later) = (of(1, 2, 3, 9, 4), of(11, 22, 33, 8, 44));
+        assert_eq!(later.since(&earlier), of(10, 20, 30, 8, 40));
+        assert_eq!((later.write_amplification(), of(0, 8, 0, 0, 0).write_amplification()), (Some(2.0), None));
     }
 }

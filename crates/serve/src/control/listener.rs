@@ -77,3 +77,40 @@ impl Drop for Listener {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_in_use_or_of_another_kind_is_refused_and_a_stale_socket_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let refused = || matches!(Listener::bind_unix(&path), Err(Error::AddressInUse { .. }));
+        let first = Listener::bind(&Listen::Unix(path.clone()), false).unwrap();
+        assert_eq!(first.address, format!("unix:{}", path.display()));
+        assert!(refused(), "another one listens");
+        drop(first);
+        assert!(!path.exists());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        drop(Listener::bind_unix(&path).unwrap());
+        std::fs::write(&path, "text").unwrap();
+        assert!(refused(), "a file");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
+    }
+
+    #[test]
+    fn tcp_address_is_loopback_free_and_never_waited_for() {
+        let tcp = |host: &str, port| Listen::Tcp { host: host.to_owned(), port };
+        let refused = Listener::bind(&tcp("0.0.0.0", 0), false).unwrap_err();
+        assert!(matches!(refused, Error::NotLoopback(_)), "{refused}");
+        drop(Listener::bind(&tcp("0.0.0.0", 0), true).unwrap());
+        let first = Listener::bind(&tcp("127.0.0.1", 0), false).unwrap();
+        assert!(rustix::fs::fcntl_getfl(&first.socket).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+        let port = first.address.rsplit_once(':').unwrap().1.parse().unwrap();
+        let refused = Listener::bind(&tcp("127.0.0.1", port), false).unwrap_err();
+        assert!(matches!(refused, Error::AddressInUse { .. }), "{refused}");
+        let unknown = Listener::bind(&tcp("192.0.2.1", 0), true).unwrap_err();
+        assert!(matches!(unknown, Error::Failed { .. }), "{unknown}");
+    }
+}

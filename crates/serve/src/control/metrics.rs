@@ -253,9 +253,16 @@ mod tests {
     }
 
     #[test]
+    fn units_of_a_call_are_an_average() {
+        let of = |cipher_units, cipher_calls| Counters { cipher_units, cipher_calls, ..Counters::default() };
+        assert_eq!([of(10, 4), of(0, 0)].map(|counters| counters.units_per_call()), [2.5, 0.0]);
+    }
+
+    #[test]
     fn time_has_three_digits() {
         let shown = |ns| Time(ns).to_string();
         assert_eq!([0, 999, 1_000, 9_994, 9_996].map(shown), ["0 ns", "999 ns", "1.00 us", "9.99 us", "10.0 us"]);
+        assert_eq!([9_995, 99_950].map(shown), ["10.0 us", "100 us"]);
         assert_eq!([99_940, 99_960, 1_500_000, 2_340_000_000].map(shown), ["99.9 us", "100 us", "1.50 ms", "2.34 s"]);
     }
 }

@@ -266,6 +266,7 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::info::tests::full_status;
 
     fn status_of(request: &str) -> Option<String> {
         let answer = answer(request.as_bytes(), || "body".to_owned())?;
@@ -299,6 +300,38 @@ mod tests {
         let head = answer(b"HEAD /metrics HTTP/1.1\r\n\r\n", || "four".to_owned()).unwrap();
         assert_eq!(get, [&head[..], b"four"].concat());
         assert!(String::from_utf8(head).unwrap().contains("Content-Length: 4\r\n"));
+    }
+
+    #[test]
+    fn text_has_the_samples_of_all_that_the_volume_has() {
+        let (status, snapshot) = (full_status(), Snapshot::default());
+        let text = text([(&status, &snapshot)]);
+        for line in [
+            "inlock_volume_info{volume=\"data\",type=\"LUKS2\",cipher=\"aes-xts-plain64\",via=\"ublk\",offload=\"none\"} 1",
+            "# UNIT inlock_size_bytes bytes",
+            "inlock_size_bytes{volume=\"data\"} 4096",
+            "inlock_suspended{volume=\"data\"} 0",
+            "inlock_io_operations_total{volume=\"data\",op=\"zone_action\"} 0",
+            "inlock_store_errors_total{volume=\"data\"} 0",
+            "inlock_io_bytes_total{volume=\"data\",op=\"write\"} 0",
+            "inlock_cipher_calls_total{volume=\"data\"} 0",
+            "inlock_cipher_units_total{volume=\"data\"} 0",
+            "inlock_engine_requests_total{volume=\"data\",outcome=\"accepted\"} 2",
+            "inlock_engine_keys{volume=\"data\"} 1",
+            "inlock_integrity_mismatches_total{volume=\"data\"} 3",
+            "inlock_integrity_journal_commits_total{volume=\"data\"} 9",
+            "inlock_integrity_written_bytes_total{volume=\"data\",place=\"devices\"} 8192",
+            "inlock_integrity_write_amplification{volume=\"data\"} 2.0000",
+            "inlock_verity_bad_blocks_total{volume=\"data\",kind=\"corrupted\"} 5",
+            "inlock_io_latency_seconds_count{volume=\"data\",phase=\"cipher\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        assert!(text.ends_with("\n# EOF\n"));
+        let mut few = Text::default();
+        few.volume(&status, &snapshot, false);
+        let few = few.finish();
+        assert!(few.contains("# TYPE inlock_io_latency_seconds histogram") && !few.contains("phase="), "{few}");
     }
 
     #[test]

@@ -361,34 +361,4 @@ pub(crate) fn line(reply: Result<Map<String, Value>, Told>) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::control::name::Name;
-    use inlock_engine::Access;
-    use inlock_engine::store::memory::MemoryStore;
-    use inlock_open::layer::Mapped;
-
-    struct PanickingHooks;
-
-    impl ControlHooks for PanickingHooks {
-        fn close(&self, _deferred: bool) -> Result<()> {
-            panic!("a defect");
-        }
-    }
-
-    #[test]
-    fn panic_in_command_is_reported() {
-        let info = serde_json::from_value(json!({
-            "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
-            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "sync", "threads": 1
-        }));
-        let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
-        let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());
-        let volume = (Arc::new(device), Arc::new(Mapped) as Arc<dyn Layer>);
-        let context = Context::new(inlock_open::host::Silent, inlock_open::Settings::default());
-        let volume = ServedVolume::new(context, info.unwrap(), volume, Some(files), PanickingHooks);
-        let error = volume.change("close", &json!({}), None).unwrap_err();
-        assert!(error.to_string().contains("'close' failed"), "{error}");
-        volume.change("resize", &json!({}), None).unwrap();
-    }
-}
+mod tests;

@@ -487,3 +487,6 @@ fn is_trusted(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid();
     rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,11 @@ impl ServerFiles {
     /// # Errors
     /// The run directory cannot be read.
     pub fn all() -> Result<Vec<Self>> {
-        let mut all = Self::of_dir(&run_dir()?)?;
+        Self::living_in(&run_dir()?)
+    }
+
+    fn living_in(dir: &Path) -> Result<Vec<Self>> {
+        let mut all = Self::of_dir(dir)?;
         all.retain(Self::is_alive);
         all.sort();
         Ok(all)
@@ -93,5 +97,22 @@ impl ServerFiles {
 
     fn path(&self, kind: &str) -> PathBuf {
         self.dir.join(format!("{}.{kind}", self.name()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_those_that_hold_their_locks() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = |pid| ServerFiles { dir: dir.path().to_owned(), pid };
+        for pid in [20, 3, 100] {
+            std::fs::write(server(pid).socket(), "").unwrap();
+        }
+        std::fs::write(dir.path().join("data.sock"), "").unwrap();
+        let _locks = [100, 3].map(|pid| lock::exclusive(&server(pid).path("lock")).unwrap().unwrap());
+        assert_eq!(ServerFiles::living_in(dir.path()).unwrap(), [server(3), server(100)]);
     }
 }

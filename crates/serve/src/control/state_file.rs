@@ -242,6 +242,18 @@ mod tests {
     }
 
     #[test]
+    fn file_that_is_longer_than_any_is_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.json");
+        let text = text(&info("nbd"), Path::new("/run/data.volume")).unwrap();
+        for (len, is_whole) in [(MAX_LEN, true), (MAX_LEN + 1, false)] {
+            std::fs::write(&path, text.clone() + &" ".repeat(len as usize - text.len())).unwrap();
+            let state = StateFile::read(&path, &Name::new("data").unwrap());
+            assert_eq!(matches!(state, StateFile::Whole(_)), is_whole, "{state:?}");
+        }
+    }
+
+    #[test]
     fn frozen_part_of_any_version_is_read() {
         let old =
             r#"{"name": "data", "pid": 7, "via": "ublk", "device": "/dev/sdx", "node": "/dev/ublkb3", "mark": 9}"#;

@@ -83,4 +83,11 @@ mod tests {
         let refused = shell("head -c 4097 /dev/zero").unwrap_err().to_string();
         assert_eq!(refused, "/bin/sh printed more than 4096 bytes.");
     }
+
+    #[test]
+    fn helper_that_prints_nothing_has_no_more_than_its_time() {
+        let words: Vec<OsString> = ["/bin/sh", "-c", "exec sleep 600"].map(OsString::from).into();
+        let late = run(&words, "the volume", Duration::ZERO, Trust::Checked).unwrap_err().to_string();
+        assert_eq!(late, "/bin/sh did not finish within 0 s.");
+    }
 }

@@ -10,7 +10,7 @@ use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::{Access, BackingStore, CryptMapping, Device, buffer::BufferClass};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 40;
 const READ_WRITE: Access = Access { read_only: false, allow_discards: false };
@@ -146,7 +146,9 @@ fn ranges_that_are_alike_are_one_extent() {
     };
     let mut extents = |flags, offset, len| {
         let asked = command(command::BLOCK_STATUS, flags, offset, len);
-        let count = put_block_status(&mut buffer, &asked, ReplyStyle::Extended, turn.device, turn.mapping).unwrap();
+        let count =
+            put_block_status(&mut buffer, &asked, ReplyStyle::Extended, turn.device, turn.mapping, Duration::MAX)
+                .unwrap();
         let fields: Vec<u64> =
             buffer.data()[..16 * count].chunks(8).map(|field| u64::from_be_bytes(field.try_into().unwrap())).collect();
         fields.chunks(2).map(|extent| (extent[0], extent[1])).collect::<Vec<_>>()
@@ -237,4 +239,73 @@ fn piece_has_a_buffer_for_two_data_units_at_least() {
         take_buffers(&mut supply, &device.mapping(), &mut memory, (100, 100_000, u64::MAX), Purpose::Read).is_some()
     };
     assert_eq!([4096, 6144, 8192].map(takes), [false, false, true]);
+}
+
+/// The worker refuses it.
+#[test]
+fn piece_beyond_the_end_of_the_device_is_no_longer_than_others() {
+    const LEN: u64 = 16 << 10;
+    let device = Device::raw(Arc::new(MemoryStore::new(vec![0; LEN as usize])), READ_ONLY);
+    let mut pool = BufferPool::new(&[BufferClass { capacity: 8192, count: 1 }]);
+    let export = Export { name: String::new(), description: String::new(), size: 0, flags: 0, preferred_block: 4096 };
+    let (mapping, mut requests) = (device.mapping(), VecDeque::new());
+    let turn = Turn {
+        pool: &mut pool,
+        device: &device,
+        mapping: &mapping,
+        requests: &mut requests,
+        export: &export,
+        number: 1,
+        now: Instant::now(),
+        is_draining: false,
+        must_wait: false,
+    };
+    let piece_len =
+        |offset, len, max| ActiveRequest::new(0, command(command::CACHE, 0, offset, len)).piece_len(max, &turn);
+    assert_eq!([piece_len(LEN, 6000, 4096), piece_len(LEN, 6000, 8192)], [4096, 6000]);
+    assert_eq!([piece_len(0, LEN, 4096), piece_len(0, LEN, 2 * LEN)], [4096, LEN]);
+}
+
+/// A store of data only, which reports a sector at a time.
+struct Sectors(MemoryStore);
+
+impl BackingStore for Sectors {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.0.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.0.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        Ok(BlockStatus::allocated(offset, len.min(512)))
+    }
+}
+
+#[test]
+fn one_command_asks_the_store_so_often_and_no_more() {
+    const ASKED: u64 = 4 * MAX_EXTENTS as u64;
+    let store = Sectors(MemoryStore::new(vec![0; 2 * 512 * ASKED as usize]));
+    let device = Device::raw(Arc::new(store), READ_ONLY);
+    let mut buffer = Buffer::new(8192);
+    for (sectors, covered) in [(ASKED - 1, ASKED - 1), (ASKED, ASKED), (2 * ASKED, ASKED)] {
+        let asked = command(command::BLOCK_STATUS, 0, 0, 512 * sectors);
+        let style = ReplyStyle::Extended;
+        let count = put_block_status(&mut buffer, &asked, style, &device, &device.mapping(), Duration::MAX).unwrap();
+        assert_eq!(count, 1);
+        assert_eq!(buffer.data()[..8], (512 * covered).to_be_bytes(), "{sectors} sectors");
+    }
 }

@@ -632,3 +632,39 @@ fn refused_requests_are_a_part_of_each_turn() {
     }
     assert!(before == REFUSED as u64 && turns >= REFUSED as u64 / 64, "{before} in {turns} turns");
 }
+
+#[test]
+fn limit_keeps_nothing_waiting_when_the_last_client_that_waits_for_it_has_left() {
+    let (_, mut fixture) = Fixture::with_a_byte_a_second();
+    let mut client = fixture.connected();
+    client.command(command::READ, 4096);
+    fixture.run_until(&mut [&mut client], REPLY_LEN + 4096);
+    client.command(command::READ, 4096);
+    while !fixture.nbd().throttled.is_some {
+        fixture.turn();
+    }
+    drop(client);
+    while fixture.nbd().connections.iter().any(Option::is_some) {
+        fixture.turn();
+    }
+    // In the turn that has dropped it.
+    assert!(!fixture.nbd().throttled.is_some && fixture.worker.front().wait == Wait::Forever);
+}
+
+/// Nothing but the first reply fails.
+#[test]
+fn long_requests_of_a_client_that_leaves_go_on_without_a_limit() {
+    const COUNT: u64 = 4;
+    let mut fixture = Fixture::new();
+    let mut client = fixture.connected();
+    // One piece a turn, of each in turn.
+    (0..COUNT).for_each(|_| client.command(command::CACHE, DEVICE_LEN));
+    drop(client);
+    while fixture.nbd().connections.iter().any(Option::is_some) {
+        fixture.worker.front_mut().nbd.next_departure_scan = Instant::now();
+        fixture.turn();
+    }
+    let pieces = COUNT * DEVICE_LEN / QUANTUM;
+    let begun = fixture.device.stats().snapshot().prefetches;
+    assert!(begun > pieces / 2, "{begun} of {pieces}");
+}

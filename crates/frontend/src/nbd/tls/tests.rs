@@ -75,3 +75,13 @@ fn client_needs_a_certificate_of_the_authority_if_it_is_checked() {
     let refused = TlsServer::load(&options(&one, true)).unwrap_err().to_string();
     assert!(refused.contains(&*authorities.to_string_lossy()), "{refused}");
 }
+
+#[test]
+fn certificate_that_no_client_would_accept_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |authority: &Authority| TlsServer::load(&options(authority, false)).unwrap_err().to_string();
+    let authority = Authority::with_server(&dir.path().join("a"), "client");
+    assert!(refused(&authority).contains("the certificate is not one of a server"), "{}", refused(&authority));
+    authority.issue_expired("server", "server");
+    assert!(refused(&authority).contains("the certificate has expired"), "{}", refused(&authority));
+}

@@ -334,3 +334,218 @@ fn options_of_the_server_are_those_of_the_volume() {
     assert_eq!(threads_and_ring("b").0, 1);
     assert!(volumes.has_stopped_without_loss());
 }
+
+#[test]
+fn volume_with_clients_is_removed_by_force_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    let client = volumes.open("a").map_err(|_| ()).unwrap();
+    let refused = volumes.remove("a", false).unwrap_err().to_string();
+    assert_eq!(refused, "Volume a is in use by 1 clients.");
+    assert_eq!((volumes.names(), volumes.stage("a")), (vec!["a".to_owned()], "open"));
+    volumes.remove("a", true).unwrap();
+    assert_eq!(volumes.count(), 0);
+    drop(client);
+}
+
+#[test]
+fn table_of_contents_has_volumes_that_are_listed_and_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = [("a", ""), ("b", "listed = false"), ("c", "")].map(|(name, more)| raw(dir.path(), name, more));
+    let volumes = load(dir.path(), &config.concat());
+    lock(&volumes.entry("c").unwrap().state).is_removed = true;
+    assert_eq!(volumes.names(), ["a"]);
+}
+
+#[test]
+fn look_at_idle_volumes_notes_them_and_forgets_removed_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    volumes.opens("a").unwrap();
+    volumes.close_idle();
+    let entry = volumes.entry("a").unwrap();
+    assert!(lock(&entry.state).stage.running().is_some_and(|running| running.idle_since.is_some()));
+    assert_eq!(volumes.count(), 2);
+    lock(&volumes.entry("b").unwrap().state).is_removed = true;
+    volumes.close_idle();
+    assert_eq!(volumes.count(), 1);
+}
+
+#[test]
+fn file_that_is_loaded_again_adds_volumes_and_cannot_change_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| raw(dir.path(), name, ""));
+    let volumes = load(dir.path(), &a);
+    rewrite(dir.path(), &format!("{a}{b}"));
+    assert_eq!(volumes.reload().unwrap(), "1 volumes added, 0 removed, 0 changed");
+    rewrite(dir.path(), "tls = \"on\"\ntls-certificates = \"/none\"\n");
+    assert!(matches!(volumes.reload(), Err(Error::TlsStays)));
+    assert_eq!(volumes.names(), ["a", "b"], "an invalid file changes nothing");
+}
+
+#[test]
+fn commands_find_a_removed_volume_until_it_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    volumes.opens("a").unwrap();
+    let old = volumes.entry("a").unwrap();
+    let config = lock(&old.state).config.clone();
+    let new = Entry::new("a".to_owned(), config, false, &volumes.shared);
+    let mut state = lock(&volumes.state);
+    let replaced = state.entries.insert("a".to_owned(), Arc::clone(&new));
+    state.replaced.extend(replaced);
+    drop(state);
+    assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &old));
+    let replaced = || lock(&volumes.state).replaced.len();
+    lock(&old.state).is_removed = true;
+    volumes.forget_closed();
+    assert_eq!(replaced(), 1, "it is not closed");
+    old.close(IfOpening::Wait).unwrap();
+    assert!(Arc::ptr_eq(&volumes.known("a").unwrap(), &new));
+    volumes.forget_closed();
+    assert_eq!((replaced(), volumes.count()), (0, 1));
+}
+
+#[test]
+fn writes_that_the_last_closing_lost_are_told_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    lock(&volumes.entry("a").unwrap().state).close_failure = Some("lost".to_owned());
+    assert!(!volumes.has_stopped_without_loss());
+}
+
+#[test]
+fn volume_is_added_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = load(dir.path(), "");
+    for round in 0..50 {
+        let name = format!("v{round}");
+        let table = raw(dir.path(), &name, "");
+        let keys = table.split_once('\n').unwrap().1;
+        let added = std::thread::scope(|scope| {
+            let attempts: Vec<_> = (0..4).map(|_| scope.spawn(|| volumes.add(&name, keys).is_ok())).collect();
+            attempts.into_iter().map(|attempt| attempt.join().unwrap()).filter(|added| *added).count()
+        });
+        assert_eq!(added, 1, "{name}");
+    }
+}
+
+/// A program that keeps what it is to log.
+struct Logging(Context, Mutex<Vec<String>>);
+
+impl Program for Logging {
+    fn context(&self) -> &Context {
+        &self.0
+    }
+
+    fn log(&self, subject: &dyn std::fmt::Display, text: &dyn std::fmt::Display) {
+        lock(&self.1).push(format!("{subject}: {text}"));
+    }
+}
+
+#[test]
+fn failure_to_open_is_logged_with_the_time_of_the_next_attempt() {
+    let dir = tempfile::tempdir().unwrap();
+    rewrite(dir.path(), &raw(dir.path(), "a", ""));
+    fs::remove_file(dir.path().join("a")).unwrap();
+    let program = Arc::new(Logging(Context::new(Silent, Settings::default()), Mutex::default()));
+    let volumes = Volumes::load(Arc::clone(&program) as _, &dir.path().join("volumes.toml"), Trust::Checked).unwrap();
+    assert!(matches!(volumes.opens("a"), Err(Unavailable::Refused)));
+    let lines = lock(&program.1).clone();
+    assert!(lines.len() == 1 && lines[0].starts_with("volume a: "), "{lines:?}");
+    assert!(lines[0].ends_with(" (tried again after 1 s)"), "{lines:?}");
+}
+
+#[test]
+fn volume_that_the_file_no_longer_has_is_closed_and_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    volumes.opens("a").unwrap();
+    let entry = volumes.entry("a").unwrap();
+    rewrite(dir.path(), "");
+    assert_eq!(volumes.reload().unwrap(), "0 volumes added, 1 removed, 0 changed");
+    assert!(matches!(lock(&entry.state).stage, Stage::Closed));
+    assert_eq!(volumes.count(), 0);
+}
+
+#[test]
+fn server_that_stops_takes_no_volumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    assert!(volumes.has_stopped_without_loss());
+    let table = raw(dir.path(), "b", "");
+    assert!(matches!(volumes.add("b", table.split_once('\n').unwrap().1), Err(Error::Closing)));
+    assert!(matches!(volumes.reload(), Err(Error::Closing)));
+}
+
+#[test]
+fn client_sees_what_the_server_says_of_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a", "b"]);
+    volumes.set_uri(|name| format!("nbd+unix:///{name}?socket=/s"));
+    volumes.opens("a").unwrap();
+    let described = volumes.open_volumes();
+    let addresses: Vec<_> =
+        described.iter().map(|volume| (&*volume.info.name, volume.info.address.as_deref())).collect();
+    assert_eq!(addresses, [("a", Some("nbd+unix:///a?socket=/s"))]);
+    let metrics = volumes.metrics();
+    assert!(metrics.contains("inlock_throttled_seconds_total{volume=\"a\"} 0"), "{metrics}");
+}
+
+#[test]
+fn one_command_at_a_time_changes_a_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), &["a"]);
+    let change = |command, pipe| volumes.change("a", command, &serde_json::json!({}), pipe);
+    assert!(matches!(change("suspend", None), Err(Error::NotOpen { .. })));
+    volumes.opens("a").unwrap();
+    let entry = volumes.entry("a").unwrap();
+    let (table, writer) = rustix::pipe::pipe().unwrap();
+    std::thread::scope(|scope| {
+        // It waits for the table.
+        let reload = scope.spawn(|| change("reload", Some(table)));
+        eventually("it changes", || lock(&entry.state).is_changing, |is_changing| *is_changing);
+        assert!(matches!(change("suspend", None), Err(Error::InProgress)));
+        assert!(matches!(volumes.close("a", true), Err(Error::InProgress)));
+        drop(writer);
+        reload.join().unwrap().unwrap_err();
+    });
+    change("suspend", None).unwrap();
+    assert!(volumes.has_stopped_without_loss());
+}
+
+#[test]
+fn clients_are_told_who_serves_the_volume() {
+    /// NBD_OPT_INFO and NBD_INFO_DESCRIPTION
+    const INFO: u32 = 6;
+    const DESCRIPTION: u16 = 2;
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = Arc::new(volumes(dir.path(), &["a"]));
+    let socket = dir.path().join("socket");
+    let listen = inlock_frontend::nbd::server::Listen::Unix(socket.clone());
+    let limits = inlock_frontend::nbd::server::Limits::default();
+    let catalog = Arc::clone(&volumes) as Arc<dyn Catalog>;
+    let listener = inlock_frontend::nbd::listener::ExportListener::start(&listen, catalog, limits, None).unwrap();
+    let mut client = inlock_tests::nbd::Connection::haggle(&socket, Duration::from_secs(600)).unwrap();
+    let asked = inlock_tests::nbd::go_data(b"a", &[DESCRIPTION]);
+    client.send(&inlock_tests::nbd::option_bytes(INFO, &asked)).unwrap();
+    let replies = client.option_replies().unwrap();
+    let description = [&DESCRIPTION.to_be_bytes()[..], b"served by Inlock"].concat();
+    assert!(replies.iter().any(|reply| reply.data == description), "{replies:?}");
+    drop((client, listener));
+    assert!(volumes.has_stopped_without_loss());
+}
+
+#[test]
+fn volume_has_the_engine_of_its_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = "key-command = [\"/usr/bin/head\", \"-c\", \"32\", \"/dev/zero\"]\nengine = \"afalg\"";
+    let volumes = load(dir.path(), &raw(dir.path(), "a", key).replace("\"raw\"", "\"plain\""));
+    if volumes.opens("a").is_err() {
+        return println!("SKIPPED: this kernel has no AF_ALG");
+    }
+    let entry = volumes.entry("a").unwrap();
+    let status = lock(&entry.state).stage.running().map(|running| running.volume.status()).unwrap();
+    assert_eq!((status.info.engine.name.as_str(), status.engine_counters.is_some()), ("afalg", true));
+    assert!(volumes.has_stopped_without_loss());
+}

@@ -3,7 +3,9 @@
 use super::*;
 use crate::nbd::memory::Supply;
 use crate::nbd::protocol::command_flag;
+use crate::nbd::throttle::Piece;
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 fn limits(in_flight: u64) -> ExportLimits {
     ExportLimits { in_flight: Some(in_flight), ..ExportLimits::default() }
@@ -238,4 +240,36 @@ fn refused_requests_are_operations() {
     assert!(matches!(fixture.arrive(&refused.repeat(3)), Next::Throttled));
     assert_eq!(fixture.send().len(), 16, "one reply");
     assert_eq!(fixture.session.inbox.unread().len(), 2 * refused.len());
+}
+
+#[test]
+fn session_with_nothing_to_begin_gives_back_what_it_has_reserved() {
+    let mut fixture = Fixture::in_transmission();
+    let limits = ExportLimits { bytes: Some(1), ..ExportLimits::default() };
+    fixture.limit(&SharedLimits::new(limits, 1, Instant::now()));
+    fixture.session.allowance = fixture.session.allowance.take().map(|allowance| allowance.with_credit(5000));
+    let credit = |fixture: &Fixture| fixture.session.allowance.as_ref().unwrap().credit();
+    // The rest of the header may come at any time.
+    assert!(matches!(fixture.arrive(&[0x25]), Next::Receive(_)));
+    assert_eq!(credit(&fixture), 5000);
+    assert!(matches!(fixture.arrive(&[]), Next::Receive(_)));
+    assert_eq!(credit(&fixture), 0);
+}
+
+#[test]
+fn session_has_waited_since_the_first_of_what_it_waits_for() {
+    for is_memory_first in [true, false] {
+        let (mut fixture, _) = fixture(8 * UNIT);
+        let first = Instant::now();
+        let [second, now] = [100, 200].map(|millis| first + Duration::from_millis(millis));
+        let (for_memory, for_limit) = if is_memory_first { (first, second) } else { (second, first) };
+        fixture.leave_in_pool(0);
+        let Fixture { session, pool, .. } = &mut fixture;
+        let supply = &mut Supply { pool, may_use_reserve: false, is_behind: false, now: for_memory };
+        assert!(session.memory.take(supply, UNIT as usize, UNIT as usize).is_none());
+        let _of_other = fixture.other().begin_piece(8 * UNIT);
+        let allowance = fixture.session.allowance.as_mut().unwrap();
+        allowance.piece(Piece::first(UNIT), for_limit).unwrap();
+        assert_eq!(fixture.session.blocked_since(now), Some(first));
+    }
 }
