@@ -3,10 +3,10 @@
 //! On a disk that reorders writes between flushes and tears them at sectors, each state can be recovered:
 //!
 //! 1. what recovers the zone, in the area of the keyslot: flush;
-//! 2. the first copy of the header, in which the zone is being written: flush;
-//! 3. the second copy, and the data of the zone: flush;
-//! 4. the first copy, in which the zone is new: flush. The flush of the next zone's area includes the second copy. After
-//!    the last zone this header is that of the finished volume.
+//! 2. one copy of the header, in which the zone is being written: flush;
+//! 3. the other copy, and the data of the zone: flush;
+//! 4. one copy, in which the zone is new: flush. The flush of the next zone's area includes the other copy. After the
+//!    last zone this header is that of the finished volume.
 //!
 //! Data that move by a shift need nothing in the area: what a zone overwrites was read before the zone before it was
 //! finished, and its own source stays until the next one.
