@@ -61,6 +61,8 @@ struct Turns {
     content: Vec<u8>,
     log: Vec<String>,
     kills: usize,
+    /// Whether Inlock has gone on with it.
+    has_written: bool,
     /// Whether the newest cryptsetup takes part, rather than the installed one.
     is_newest: bool,
 }
@@ -82,6 +84,7 @@ impl Turns {
             content,
             log: Vec::new(),
             kills: 0,
+            has_written: false,
             is_newest: seed % 4 < 2,
         };
         turns.prepare();
@@ -181,6 +184,8 @@ impl Turns {
         let ended = run(&mut command, b"secret");
         self.kills += usize::from(ended.code == -1 || ended.code == 137);
         let name = program.last().map_or("", String::as_str);
+        let is_written = [-1, 0, 137].contains(&ended.code) && !words.contains(&"--init-only");
+        self.has_written |= name == env!("CARGO_BIN_EXE_inlock") && is_written;
         self.log.push(format!("{name} {action} {words:?} killed at {kill:?}: {} {}", ended.code, ended.err.trim()));
         ended
     }
@@ -213,12 +218,14 @@ impl Turns {
             if is_decrypted && ended.code != 0 {
                 return self.kills;
             }
-            // What no turn of Inlock has touched, cryptsetup itself may refuse to go on with.
-            let is_foreign = !self.log.iter().any(|turn| turn.starts_with(env!("CARGO_BIN_EXE_inlock")));
-            if ended.code != 0 && is_foreign {
+            // What Inlock has not written, cryptsetup itself may refuse to go on with, or have left without keyslots.
+            if ended.code != 0 && !self.has_written {
                 let mut words = vec!["reencrypt", "-q", "--resume-only", &self.image];
                 words.extend(if self.is_detached() { vec!["--header", &self.header] } else { Vec::new() });
                 let resumed = call_with(b"secret", &words);
+                if resumed.code != 0 && self.is_to_be_decrypted() {
+                    return self.kills;
+                }
                 assert_eq!(resumed.code, 0, "{resumed:?}: {:#?}", self.log);
             } else {
                 assert_eq!(ended.code, 0, "{ended:?}: {:#?}", self.log);
@@ -254,7 +261,9 @@ impl Turns {
         let mut words = vec!["repair", "-q", &image];
         words.extend(if self.is_detached() { vec!["--header", &header] } else { Vec::new() });
         let repaired = call_with(b"secret", &words);
-        if self.is_to_be_decrypted() && std::fs::read(&image).unwrap()[..LEN] == self.content {
+        // cryptsetup removes the keyslots of a device that is decrypted before it says that it is.
+        let is_decrypted = || std::fs::read(&image).unwrap()[..LEN] == self.content;
+        if self.is_to_be_decrypted() && (is_decrypted() || repaired.code != 0 && !self.has_written) {
             return;
         }
         assert_eq!(repaired.code, 0, "{repaired:?}: {:#?}", self.log);
