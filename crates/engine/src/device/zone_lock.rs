@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Lock of a zone of a device that is re-encrypted while it is used. Requests that touch the zone wait until it is
-/// dropped, or can be read ([`ZoneLock::serve_reads`]), and so does [`Device::suspend`]; other requests go on. The holder
-/// must not use the device otherwise than through its stores and [`Device::sync_blocking`].
+/// dropped, or can be read ([`ZoneLock::serve_reads`]), and so does [`Device::suspend`]; other requests go on. The
+/// holder must not use the device otherwise than through its stores and [`Device::sync_blocking`].
 #[must_use]
 pub struct ZoneLock<'a> {
     device: &'a Device,
