@@ -140,11 +140,12 @@ impl Turns {
         has_begun(if self.is_detached() { &self.header } else { &self.image })
     }
 
-    /// Returns the words of a random program: Inlock, or the cryptsetup of this run.
-    fn program(&mut self) -> Vec<String> {
+    /// Returns the words of a random program: Inlock, or the cryptsetup of this run. `is_killed`: not to the end.
+    fn program(&mut self, is_killed: bool) -> Vec<String> {
         let command = match self.random.below(2) {
             0 => inlock(),
-            // A decryption that moves data is shared with the newest one alone.
+            // A decryption that moves data is shared with the newest one alone, which takes whole turns.
+            _ if self.kind == Kind::DecryptWithShift && is_killed => inlock(),
             _ if self.kind == Kind::DecryptWithShift => newest("cryptsetup").unwrap_or_else(inlock),
             _ if self.is_newest => newest("cryptsetup").unwrap_or_else(|| Command::new("cryptsetup")),
             _ => Command::new("cryptsetup"),
@@ -156,7 +157,7 @@ impl Turns {
     /// Runs `reencrypt` of one program with these words, after `repair` where it asks for that. `kill`: at this system
     /// call.
     fn turn(&mut self, words: &[&str], kill: Option<u64>) -> Ended {
-        let program = self.program();
+        let program = self.program(kill.is_some());
         let ended = self.call(&program, "reencrypt", words, kill);
         if !ended.err.contains("Run repair first") {
             return ended;
