@@ -76,7 +76,7 @@ mod tests {
             assert!(arg.get_long().is_none_or(|long| reason(&format!("--{long}")).is_none()), "{arg:?}");
             assert!(arg.get_short().is_none_or(|short| reason(&format!("-{short}")).is_none()), "{arg:?}");
         }
-        assert!(reason("--write-log").is_some());
+        assert!(reason("--active-name").is_some());
         for name in ["--nonsense", "-integrity", "integrity", "-"] {
             assert_eq!(reason(name), None, "{name}");
         }
