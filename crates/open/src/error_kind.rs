@@ -124,6 +124,8 @@ pub enum ErrorKind {
     AlreadyReencrypted,
     /// A volume of this kind cannot be re-encrypted, or not with these options.
     CannotReencrypt,
+    /// One of both keys of a volume in re-encryption has no keyslot.
+    NeedsBothKeys,
     /// A file system is longer than what is left of its device.
     FileSystemCut,
     /// The volume is in a re-encryption of LUKS1.

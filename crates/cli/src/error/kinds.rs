@@ -196,6 +196,10 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ZonedFileHoldsData => "name a new file, or an empty one made by truncate",
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
+        ErrorKind::NeedsBothKeys => {
+            "go on with `inlock reencrypt --resume-only --volume-key-file OLD --new-volume-key-file NEW`; do not restore \
+             a header backup"
+        }
         ErrorKind::FileSystemCut => {
             "shrink it first (`resize2fs`, `btrfs filesystem resize`); with --force-offline-reencrypt its end is lost"
         }

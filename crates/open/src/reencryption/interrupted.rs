@@ -1,9 +1,11 @@
 //! A volume whose re-encryption was interrupted: unlocking it, recovering its last zone, and opening it as it is.
 
+use std::path::Path;
+
 use inlock_engine::store::file::IoMode;
 use inlock_volume::luks2::Luks2;
 use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
-use inlock_volume::{Hash, HeaderPolicy, KdfKind, KdfRequest, Volume, VolumeKey};
+use inlock_volume::{Hash, HeaderPolicy, KdfKind, KdfRequest, UnlockError, Volume, VolumeKey};
 
 use super::driver::{Devices, Driver, Recovered};
 use crate::device::{Device, OpenMode};
@@ -107,7 +109,11 @@ impl Header {
         let (unlocked, _) = self.ask_until_opened(key, ask, |passphrase| {
             let _serial = lock::memory_hard_pbkdf(self.device.context())?;
             let _lock = lock::header(&self.device, Mode::Shared)?;
-            luks2.unlock_reencryption(&device, passphrase, &options).map_err(cannot_unlock(self.path()))
+            match luks2.unlock_reencryption(&device, passphrase, &options) {
+                // A re-encryption without keyslots for the new key.
+                Err(UnlockError::NoUsableKeyslot) => Err(needs_keys(self.path())),
+                unlocked => unlocked.map_err(cannot_unlock(self.path())),
+            }
         })?;
         Ok(unlocked)
     }
@@ -162,6 +168,12 @@ pub(super) fn tell(data: &Device, recovered: &Recovered) {
             listed.join(", ")
         ));
     }
+}
+
+/// The error of a re-encryption that only both volume keys can go on with.
+fn needs_keys(path: &Path) -> Error {
+    let text = format!("The volume on {} is in re-encryption, and one of both keys has no keyslot.", path.display());
+    Error::new(ErrorKind::NeedsBothKeys, text).about(path)
 }
 
 /// The error of a zone that has to be recovered first.

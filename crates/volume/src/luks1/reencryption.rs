@@ -136,6 +136,10 @@ pub struct Log {
     pub lengths: Option<Lengths>,
     /// Whether a zone may be in flight whose content only the file of Inlock has.
     pub has_zone: bool,
+    /// Whether that zone is kept, and being written: its file has to be whole.
+    pub is_writing: bool,
+    /// What stands for the name of the device, if its UUID does not tell it from others.
+    pub name: Option<String>,
 }
 
 /// Lengths in bytes.
@@ -170,7 +174,17 @@ impl Log {
     pub fn new(uuid: &str, mode: ReencryptionMode, direction: Direction, lengths: Lengths) -> Self {
         let offset = if direction == Direction::Forward { 0 } else { Self::NOT_BEGUN };
         let lengths = Some(lengths);
-        Self { uuid: uuid.to_owned(), mode, direction, offset, shift: 0, lengths, has_zone: false }
+        Self {
+            uuid: uuid.to_owned(),
+            mode,
+            direction,
+            offset,
+            shift: 0,
+            lengths,
+            has_zone: false,
+            is_writing: false,
+            name: None,
+        }
     }
 
     /// Parses the content of a file.
@@ -195,6 +209,8 @@ impl Log {
             shift: fields.shift.unwrap_or(0),
             lengths: fields.lengths,
             has_zone: fields.has_zone,
+            is_writing: fields.is_writing,
+            name: fields.name,
         })
     }
 
@@ -205,15 +221,27 @@ impl Log {
         if let Some(Lengths { data, device }) = self.lengths {
             let _ = writeln!(text, "# inlock: data = {data} device = {device}");
         }
+        if let Some(name) = &self.name {
+            let _ = writeln!(text, "# inlock: name = {name}");
+        }
         let _ = writeln!(text, "version = 2\nUUID = {}\ndirection = {direction}\nmode = {mode}", self.uuid);
         let _ = writeln!(text, "offset = {}\nshift = {}", self.offset, self.shift);
         if self.has_zone {
-            text.push_str("inlock = 1\n# Only Inlock goes on: a zone may be in flight.\n");
+            let state = 1 + u8::from(self.is_writing);
+            let _ = writeln!(text, "inlock = {state}\n# Only Inlock goes on: a zone may be in flight.");
         }
         text.push_str("# EOF\n");
         let mut bytes = [0; LOG_LEN];
         bytes[..text.len()].copy_from_slice(text.as_bytes());
         bytes
+    }
+
+    /// Whether all data are new, as far as the log tells.
+    pub fn is_at_end(&self) -> bool {
+        match self.direction {
+            Direction::Forward => self.lengths.is_some_and(|lengths| self.offset >= lengths.data),
+            Direction::Backward => self.offset == 0,
+        }
     }
 
     /// Whether no data have been touched, as far as the log tells.
@@ -240,6 +268,8 @@ struct Fields {
     shift: Option<u64>,
     lengths: Option<Lengths>,
     has_zone: bool,
+    is_writing: bool,
+    name: Option<String>,
 }
 
 impl Fields {
@@ -249,6 +279,9 @@ impl Fields {
             let lengths = comment.strip_prefix(" inlock: data = ").and_then(|text| text.split_once(" device = "));
             if let Some((data, device)) = lengths {
                 self.lengths = Some(Lengths { data: number(data)?, device: number(device)? });
+            }
+            if let Some(name) = comment.strip_prefix(" inlock: name = ") {
+                self.name = Some(name.to_owned());
             }
             return Some(());
         }
@@ -264,6 +297,7 @@ impl Fields {
             ("offset", value) => self.offset = Some(number(value)?),
             ("shift", value) => self.shift = Some(number(value)?),
             ("inlock", "1") => self.has_zone = true,
+            ("inlock", "2") => (self.has_zone, self.is_writing) = (true, true),
             _ => return None,
         }
         Some(())
@@ -294,7 +328,9 @@ mod tests {
         for direction in [Direction::Forward, Direction::Backward] {
             for mode in [ReencryptionMode::Reencrypt, ReencryptionMode::Encrypt, ReencryptionMode::Decrypt] {
                 for (offset, lengths, has_zone) in [(0, None, true), (u64::MAX, log().lengths, false)] {
-                    let log = Log { mode, direction, offset, lengths, has_zone, ..log() };
+                    let (is_writing, name) =
+                        (has_zone && mode == ReencryptionMode::Encrypt, lengths.map(|_| "ab".into()));
+                    let log = Log { mode, direction, offset, lengths, has_zone, is_writing, name, ..log() };
                     assert_eq!(Log::parse(&log.to_bytes()), Ok(log));
                 }
             }

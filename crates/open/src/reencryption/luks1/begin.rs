@@ -1,14 +1,14 @@
 //! Beginning a re-encryption of LUKS1: both headers are made and written to files, and the log is created.
 
 use inlock_cipher::{CipherSpec, VolumeKey};
-use inlock_volume::luks1::reencryption::{Lengths, Log, plain_header};
+use inlock_volume::luks1::reencryption::{Lengths, Log, PLAIN_UUID, plain_header};
 use inlock_volume::luks1::{self, FormatOptions};
 use inlock_volume::luks2::reencryption::{Direction, ReencryptionMode};
 use inlock_volume::{Hash, HeaderBackup, HeaderPolicy, KdfRequest, MemoryDevice, NewKeyslot, Secret, Volume};
 
 use super::files::{Files, LEAST_ZONE, LogFile, ZoneFile};
 use super::zones::Place;
-use super::{Luks1Offline, Sides, Stage, ciphers_of, limit_of};
+use super::{Luks1Offline, Sides, Stage, ciphers_of, limit_of, name_of};
 use crate::create::cannot_create;
 use crate::edit::OpenedKeyslot;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
@@ -182,7 +182,10 @@ impl Luks1Offline {
         let (files, place) = (self.files.clone(), sides.place);
         let lengths = Lengths { data: place.len, device: self.data.len };
         ciphers_of(&sides)?;
-        let log = LogFile::create(&files, Log::new(files.uuid(), new.mode, place.direction, lengths))?;
+        // All devices to encrypt have this one.
+        let name = (files.uuid() == PLAIN_UUID).then(|| name_of(&self.data, &files));
+        let log = Log { name, ..Log::new(files.uuid(), new.mode, place.direction, lengths) };
+        let log = LogFile::create(&files, log)?;
         let unfinished = Unfinished(Some(&files));
         files.create_header(&files.old_header(), old)?;
         files.create_header(&files.new_header(), made)?;

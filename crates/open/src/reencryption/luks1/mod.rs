@@ -11,6 +11,7 @@ mod zones;
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_volume::luks1::Luks1;
 use inlock_volume::luks1::reencryption::{Lengths, Log, PLAIN_UUID, is_marked};
 use inlock_volume::luks2::reencryption::{Direction, ReencryptionMode};
-use inlock_volume::{HeaderBackup, HeaderLocation, LoadError, Volume};
+use inlock_volume::{Hash, HeaderBackup, HeaderLocation, LoadError, Volume};
 
 pub use self::begin::NewLuks1;
 use self::files::{Files, LEAST_ZONE, LogFile, ZoneFile, unusable};
@@ -237,6 +238,11 @@ impl Luks1Offline {
         }
         let old = self.files.read_header(&self.files.old_header())?;
         let new = self.files.read_header(&self.files.new_header())?;
+        self.check_name(&log)?;
+        if is_over(&log, present, old.as_ref(), new.as_ref()) {
+            self.stage = Stage::Finished;
+            return Ok(());
+        }
         let is_untouched = match present {
             Present::Luks1(present) => old.as_ref().is_none_or(|old| is_same(present, old)),
             Present::Nothing => log.mode == ReencryptionMode::Encrypt,
@@ -248,6 +254,9 @@ impl Luks1Offline {
             (None, _) => return Err(unusable(&self.files.old_header(), "there is no whole LUKS1 header in it")),
             (_, None) => return Err(unusable(&self.files.new_header(), "there is no whole LUKS1 header in it")),
         };
+        if log.mode == ReencryptionMode::Reencrypt && luks1_of(&new)?.uuid() != log.uuid {
+            return Err(unusable(&self.files.new_header(), "it has the header of another volume"));
+        }
         let place = self.place(&log, [&old, &new])?;
         let is_ended = match present {
             Present::Luks1(present) => is_same(present, &new) && !is_same(present, &old),
@@ -260,6 +269,18 @@ impl Luks1Offline {
         }
         self.headers = Some([old, new]);
         Ok(())
+    }
+
+    /// Checks that the device has the name of when it has begun, if its UUID does not tell it from others.
+    fn check_name(&self, log: &Log) -> Result<()> {
+        match &log.name {
+            Some(name) if *name != name_of(&self.data, &self.files) => {
+                let path = self.data.path.display();
+                let reason = "it is that of a device with another name; end that one first, or begin";
+                Err(unusable(&self.files.log(), &format!("{reason} {path} in another directory")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes the files of a re-encryption that was stopped before all of them were written.
@@ -489,6 +510,13 @@ impl Luks1Offline {
         let mut progress = Progress { log, zone: None, lengths: Lengths { data: place.len, device: self.data.len } };
         if progress.log.log.has_zone {
             let kept = ZoneFile::kept(&self.files).map_err(|error| lost_zone(&self.files, error))?;
+            let is_whole = kept.as_ref().is_some_and(|kept| zones.is_in_flight(kept));
+            if progress.log.log.is_writing && !is_whole {
+                let reason = "it is damaged, or that of another zone, and the zone was being written";
+                let error = unusable(&self.files.zone(), reason);
+                self.log = Some(progress.log);
+                return Err(error);
+            }
             progress.zone = Some(ZoneFile::allocate(&self.files, zones.limit)?);
             if let Some(kept) = kept {
                 zones.redo(kept, &mut progress)?;
@@ -580,16 +608,38 @@ struct Progress {
 impl Records for Progress {
     fn keep(&mut self, zone: &Range<u64>, data: &[u8], is_new: bool) -> Result<()> {
         match &self.zone {
-            Some(file) => file.keep(zone, data, is_new),
+            Some(file) => {
+                file.keep(zone, data, is_new)?;
+                // From here on, the file has to be whole.
+                let log = Log { is_writing: true, has_zone: true, ..self.log.log.clone() };
+                self.log.write(log)
+            }
             None => Err(cannot_go_on("a zone has no place where it is kept")),
         }
     }
 
     fn advance(&mut self, offset: u64) -> Result<()> {
         let (has_zone, lengths) = (self.zone.is_some(), Some(self.lengths));
-        let log = Log { offset, lengths, has_zone, ..self.log.log.clone() };
+        let log = Log { offset, lengths, has_zone, is_writing: false, ..self.log.log.clone() };
         self.log.write(log)
     }
+}
+
+/// Whether a re-encryption has ended whose files were removed in part. A device in re-encryption is marked, or has no
+/// header.
+fn is_over(log: &Log, present: &Present, old: Option<&HeaderBackup>, new: Option<&HeaderBackup>) -> bool {
+    match (old, new) {
+        (Some(_), _) => false,
+        (None, Some(new)) => matches!(present, Present::Luks1(present) if is_same(present, new)),
+        (None, None) => matches!(present, Present::Luks1(_)) && log.is_at_end() && !log.is_initial(),
+    }
+}
+
+/// Returns what stands for the name of a device, in a log whose UUID others have, too.
+fn name_of(data: &Device, files: &Files) -> String {
+    let path = std::fs::canonicalize(&data.path).unwrap_or_else(|_| data.path.clone());
+    let digest = Hash::Sha256.digest(&[files.uuid().as_bytes(), path.as_os_str().as_bytes()]);
+    digest[..16].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// Returns the ciphers of both sides.

@@ -129,6 +129,11 @@ impl Zones<'_> {
         }
     }
 
+    /// Whether a kept zone is the next one.
+    pub(super) fn is_in_flight(&self, kept: &KeptZone) -> bool {
+        self.next().is_some_and(|next| self.is_next(&next, &kept.zone))
+    }
+
     /// Whether a kept zone begins where new data meet old ones. The limit may have been another one.
     fn is_next(&self, next: &Range<u64>, kept: &Range<u64>) -> bool {
         match self.place.direction {
