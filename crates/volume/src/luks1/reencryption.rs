@@ -138,7 +138,7 @@ pub struct Log {
     pub has_zone: bool,
     /// Whether that zone is kept, and being written: its file has to be whole.
     pub is_writing: bool,
-    /// What stands for the name of the device, if its UUID does not tell it from others.
+    /// Text for the name of the device, if its UUID does not tell it from others.
     pub name: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use inlock_volume::{Hash, HeaderBackup, HeaderPolicy, KdfRequest, MemoryDevice, 
 
 use super::files::{Files, LEAST_ZONE, LogFile, ZoneFile};
 use super::zones::Place;
-use super::{Luks1Offline, Sides, Stage, ciphers_of, limit_of, name_of};
+use super::{Luks1Offline, Sides, Stage, ciphers_of, limit_of};
 use crate::create::cannot_create;
 use crate::edit::OpenedKeyslot;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot_unlock};
@@ -183,7 +183,7 @@ impl Luks1Offline {
         let lengths = Lengths { data: place.len, device: self.data.len };
         ciphers_of(&sides)?;
         // All devices to encrypt have this one.
-        let name = (files.uuid() == PLAIN_UUID).then(|| name_of(&self.data, &files));
+        let name = (files.uuid() == PLAIN_UUID).then(|| files.name_of(&self.data));
         let log = Log { name, ..Log::new(files.uuid(), new.mode, place.direction, lengths) };
         let log = LogFile::create(&files, log)?;
         let unfinished = Unfinished(Some(&files));

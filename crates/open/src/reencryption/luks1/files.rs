@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 
 use super::super::parallel;
+use crate::device::Device;
 use crate::durable;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _};
 
@@ -40,6 +42,13 @@ impl Files {
 
     pub(super) fn uuid(&self) -> &str {
         &self.uuid
+    }
+
+    /// Returns what stands for the name of a device, in a log whose UUID others have, too.
+    pub(super) fn name_of(&self, data: &Device) -> String {
+        let path = std::fs::canonicalize(&data.path).unwrap_or_else(|_| data.path.clone());
+        let digest = Hash::Sha256.digest(&[self.uuid.as_bytes(), path.as_os_str().as_bytes()]);
+        digest[..16].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
     }
 
     fn named(&self, end: &str) -> PathBuf {

@@ -11,7 +11,6 @@ mod zones;
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +19,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_volume::luks1::Luks1;
 use inlock_volume::luks1::reencryption::{Lengths, Log, PLAIN_UUID, is_marked};
 use inlock_volume::luks2::reencryption::{Direction, ReencryptionMode};
-use inlock_volume::{Hash, HeaderBackup, HeaderLocation, LoadError, Volume};
+use inlock_volume::{HeaderBackup, HeaderLocation, LoadError, Volume};
 
 pub use self::begin::NewLuks1;
 use self::files::{Files, LEAST_ZONE, LogFile, ZoneFile, unusable};
@@ -274,7 +273,7 @@ impl Luks1Offline {
     /// Checks that the device has the name of when it has begun, if its UUID does not tell it from others.
     fn check_name(&self, log: &Log) -> Result<()> {
         match &log.name {
-            Some(name) if *name != name_of(&self.data, &self.files) => {
+            Some(name) if *name != self.files.name_of(&self.data) => {
                 let path = self.data.path.display();
                 let reason = "it is that of a device with another name; end that one first, or begin";
                 Err(unusable(&self.files.log(), &format!("{reason} {path} in another directory")))
@@ -633,13 +632,6 @@ fn is_over(log: &Log, present: &Present, old: Option<&HeaderBackup>, new: Option
         (None, Some(new)) => matches!(present, Present::Luks1(present) if is_same(present, new)),
         (None, None) => matches!(present, Present::Luks1(_)) && log.is_at_end() && !log.is_initial(),
     }
-}
-
-/// Returns what stands for the name of a device, in a log whose UUID others have, too.
-fn name_of(data: &Device, files: &Files) -> String {
-    let path = std::fs::canonicalize(&data.path).unwrap_or_else(|_| data.path.clone());
-    let digest = Hash::Sha256.digest(&[files.uuid().as_bytes(), path.as_os_str().as_bytes()]);
-    digest[..16].iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// Returns the ciphers of both sides.
