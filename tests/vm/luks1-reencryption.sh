@@ -1,4 +1,5 @@
 #: about   re-encryption of LUKS1 volumes: Inlock and cryptsetup go on with what the other has begun, stopped and killed
+#: only    named
 #: memory  512
 #: modules dm_crypt loop
 #: tools   cryptsetup inlock strace
