@@ -7,7 +7,7 @@ mod volume_keys;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
@@ -483,19 +483,8 @@ impl ReencryptArgs {
 
     /// Goes on to the end, or until a signal comes.
     fn go_on(&self, offline: &mut Offline) -> anyhow::Result<()> {
-        let caught = signals::catch()?;
-        let (mut progress, mut last) = (None, 0);
-        let has_ended = offline.run(self.longest_zone, self.keeps_holes, &mut |done, total| {
-            let shown = progress.get_or_insert_with(|| {
-                last = done;
-                Progress::start(self.show, &self.at.image, Some(total - done), false)
-            });
-            shown.add(done - last);
-            last = done;
-            if caught.take().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        if !has_ended {
-            drop(progress);
+        let run = |watch: &mut Watch<'_>| offline.run(self.longest_zone, self.keeps_holes, watch);
+        if !has_reached_end(self.show, &self.at.image, run)? {
             let header = self.at.header.as_ref().map_or(String::new(), |file| format!(" --header {}", file.display()));
             let hint = format!(
                 "the volume opens as it is; go on with `inlock reencrypt --resume-only {}{header}`",
@@ -503,11 +492,34 @@ impl ReencryptArgs {
             );
             return Err(interrupted(hint));
         }
-        if let Some(progress) = progress {
-            progress.finish();
-        }
         Ok(())
     }
+}
+
+/// Takes the number of bytes that are done, and that of all, after each zone.
+type Watch<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+/// Shows the progress of a run on an image, and stops it at a signal. Returns whether it has reached the end.
+fn has_reached_end(
+    show: Show,
+    image: &Path,
+    run: impl FnOnce(&mut Watch<'_>) -> inlock_open::Result<bool>,
+) -> anyhow::Result<bool> {
+    let caught = signals::catch()?;
+    let (mut progress, mut last) = (None, 0);
+    let has_ended = run(&mut |done, total| {
+        let shown = progress.get_or_insert_with(|| {
+            last = done;
+            Progress::start(show, image, Some(total - done), false)
+        });
+        shown.add(done - last);
+        last = done;
+        if caught.take().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if let Some(progress) = progress.filter(|_| has_ended) {
+        progress.finish();
+    }
+    Ok(has_ended)
 }
 
 /// Returns new keyslots with the key derivations of these, as far as those can be used.

@@ -9,6 +9,7 @@ use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::{Access, BackingStore, CryptMapping, Device, buffer::BufferClass};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,20 +94,24 @@ fn errors_of_requests_are_those_of_the_protocol() {
     }
 }
 
-/// A store that reports its first 16 KiB in ranges of 4 KiB: data, two holes, data.
-struct Ranges(MemoryStore);
+/// A store that reports its blocks one at a time.
+struct Ranges {
+    store: MemoryStore,
+    block: u64,
+    holes: Range<u64>,
+}
 
 impl BackingStore for Ranges {
     fn geometry(&self) -> Geometry {
-        self.0.geometry()
+        self.store.geometry()
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.0.read_at(data, offset)
+        self.store.read_at(data, offset)
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.0.write_at(data, offset)
+        self.store.write_at(data, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -118,8 +123,8 @@ impl BackingStore for Ranges {
     }
 
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
-        let mut status = BlockStatus::allocated(offset, len.min(4096 - offset % 4096));
-        status.hole = (4096..12 << 10).contains(&offset);
+        let mut status = BlockStatus::allocated(offset, len.min(self.block - offset % self.block));
+        status.hole = self.holes.contains(&offset);
         Ok(status)
     }
 }
@@ -127,7 +132,9 @@ impl BackingStore for Ranges {
 /// A hole of a store without encryption reads as zeroes.
 #[test]
 fn ranges_that_are_alike_are_one_extent() {
-    let device = Device::raw(Arc::new(Ranges(MemoryStore::new(vec![0; 16 << 10]))), READ_ONLY);
+    // Data, two holes, data.
+    let store = Ranges { store: MemoryStore::new(vec![0; 16 << 10]), block: 4096, holes: 4096..12 << 10 };
+    let device = Device::raw(Arc::new(store), READ_ONLY);
     let mut pool = BufferPool::new(&[BufferClass { capacity: 8192, count: 1 }]);
     let mut buffer = pool.take(8192, 8192).unwrap();
     let export =
@@ -266,39 +273,10 @@ fn piece_beyond_the_end_of_the_device_is_no_longer_than_others() {
     assert_eq!([piece_len(0, LEN, 4096), piece_len(0, LEN, 2 * LEN)], [4096, LEN]);
 }
 
-/// A store of data only, which reports a sector at a time.
-struct Sectors(MemoryStore);
-
-impl BackingStore for Sectors {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.0.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.0.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
-        Err(Errno::OPNOTSUPP)
-    }
-
-    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
-        Ok(BlockStatus::allocated(offset, len.min(512)))
-    }
-}
-
 #[test]
 fn one_command_asks_the_store_so_often_and_no_more() {
     const ASKED: u64 = 4 * MAX_EXTENTS as u64;
-    let store = Sectors(MemoryStore::new(vec![0; 2 * 512 * ASKED as usize]));
+    let store = Ranges { store: MemoryStore::new(vec![0; 2 * 512 * ASKED as usize]), block: 512, holes: 0..0 };
     let device = Device::raw(Arc::new(store), READ_ONLY);
     let mut buffer = Buffer::new(8192);
     for (sectors, covered) in [(ASKED - 1, ASKED - 1), (ASKED, ASKED), (2 * ASKED, ASKED)] {

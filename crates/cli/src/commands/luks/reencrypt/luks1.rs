@@ -1,6 +1,5 @@
 //! `reencrypt` of LUKS1 volumes: their state is in files of the current directory.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -12,15 +11,14 @@ use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, Luks, VolumeKeyO
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, KdfRequest, NewKeyslot};
 
-use super::{interrupted, not_begun};
+use super::{Watch, has_reached_end, interrupted, not_begun};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes};
 use crate::error::CliError;
 use crate::host::context;
-use crate::system::signals;
 use crate::ui::print::print_stderr;
-use crate::ui::progress::{Progress, Show};
+use crate::ui::progress::Show;
 use crate::ui::terminal;
 
 /// Length of a new volume key in bytes, and the one that is used if the header would have no room.
@@ -262,29 +260,15 @@ impl Luks1Args {
 
     /// Goes on to the end, or until a signal comes.
     fn go_on(&self, offline: &mut Luks1Offline) -> anyhow::Result<()> {
-        let caught = signals::catch()?;
-        let (mut progress, mut last) = (None, 0);
         let mode = offline.mode();
-        let has_ended = offline.run(self.longest_zone, &mut |done, total| {
-            let shown = progress.get_or_insert_with(|| {
-                last = done;
-                Progress::start(self.show, &self.at.image, Some(total - done), false)
-            });
-            shown.add(done - last);
-            last = done;
-            if caught.take().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        if !has_ended {
-            drop(progress);
+        let run = |watch: &mut Watch<'_>| offline.run(self.longest_zone, watch);
+        if !has_reached_end(self.show, &self.at.image, run)? {
             let hint = format!(
                 "the volume does not open meanwhile; go on in this directory with `inlock reencrypt {}{}`",
                 self.words_to_go_on(mode, offline.uuid()),
                 self.at.image.display()
             );
             return Err(interrupted(hint));
-        }
-        if let Some(progress) = progress {
-            progress.finish();
         }
         Ok(())
     }
