@@ -1,6 +1,6 @@
 //! Image files, block devices, exports of NBD servers, images of Ceph RBD: resolving names, opening, length, identity.
 
-use crate::error::{Error, Result, cannot_open};
+use crate::error::{Error, Result, ResultExt as _, cannot_open};
 use crate::host::Context;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -15,6 +15,7 @@ use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_volume::{FileDevice, Zones};
 
 use super::remote::{self, DeviceHeader, Remote};
+use crate::staged::{StagedHeader, Staging};
 
 /// Purpose of opening a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct Device {
     pub len: u64,
     /// Its zones, if `with_zones` has found some.
     pub zones: Option<Zones>,
+    /// Keeps what is written to its header.
+    staging: Option<Arc<Staging>>,
 }
 
 impl Device {
@@ -62,7 +65,7 @@ impl Device {
             let len = remote.store().geometry().len;
             // The process may leave its directory, and others have theirs.
             let path = remote.name().into();
-            return Ok(Self { context: context.clone(), path, medium: Medium::Remote(remote), len, zones: None });
+            return Ok(Self::new(context, path, Medium::Remote(remote), len));
         }
         let path = resolve(name);
         context.debug(format_args!("Opening {} ({access:?}).", path.display()));
@@ -81,8 +84,7 @@ impl Device {
         let metadata = file.metadata()?;
         check_kind(&path, &metadata)?;
         let len = file.seek(SeekFrom::End(0))?;
-        let device =
-            Self { context: context.clone(), path, medium: Medium::Local(Arc::new(file), metadata), len, zones: None };
+        let device = Self::new(context, path, Medium::Local(Arc::new(file), metadata), len);
         if matches!(access, OpenMode::Header | OpenMode::Create) {
             device.check_writable()?;
         }
@@ -93,7 +95,22 @@ impl Device {
     pub fn of_file(context: &Context, path: &Path, file: File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let medium = Medium::Local(Arc::new(file), metadata);
-        Ok(Self { context: context.clone(), path: path.to_owned(), medium, len: 0, zones: None })
+        Ok(Self::new(context, path.to_owned(), medium, 0))
+    }
+
+    fn new(context: &Context, path: PathBuf, medium: Medium, len: u64) -> Self {
+        Self { context: context.clone(), path, medium, len, zones: None, staging: None }
+    }
+
+    /// Returns it with a header whose changes another process writes.
+    pub(crate) fn staged(self) -> Result<Self> {
+        let staging = Staging::new(self.header()?).with_context(|| format!("cannot read {}", self.path.display()))?;
+        Ok(Self { staging: Some(Arc::new(staging)), ..self })
+    }
+
+    /// Returns the changes of a header that another process writes; `None`: there are none.
+    pub(crate) fn staged_header(&self) -> Option<StagedHeader> {
+        self.staging.as_ref().and_then(|staging| staging.staged())
     }
 
     /// Returns the context that it was opened with.
@@ -117,6 +134,7 @@ impl Device {
             medium: self.medium.clone(),
             len: self.len,
             zones: self.zones,
+            staging: self.staging.clone(),
         }
     }
 
@@ -203,6 +221,9 @@ impl Device {
 
     /// Returns access to a header on the device.
     pub fn header(&self) -> io::Result<DeviceHeader> {
+        if let Some(staging) = &self.staging {
+            return Ok(DeviceHeader::Staged(Arc::clone(staging)));
+        }
         Ok(match &self.medium {
             Medium::Local(file, _) => DeviceHeader::File(FileDevice::new(file.try_clone()?)),
             Medium::Remote(remote) => DeviceHeader::Remote(remote.clone()),

@@ -2,13 +2,13 @@
 
 use std::fmt::Display;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use inlock_engine::store::asynchronous::AsyncStore;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::remote::{Remote, WeakRemote};
 use crate::settings::Settings;
 
 /// Importance of a message.
@@ -116,7 +116,7 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     host: Arc<dyn Host>,
     settings: Settings,
-    opened: Mutex<Vec<Weak<dyn AsyncStore>>>,
+    opened: Mutex<Vec<WeakRemote>>,
 }
 
 impl std::fmt::Debug for Context {
@@ -173,17 +173,23 @@ impl Context {
         self.host().tell(Level::Debug, &text);
     }
 
-    /// Keeps a store for [`Context::abort`].
-    pub(crate) fn remember(&self, store: Arc<dyn AsyncStore>) {
+    /// Keeps a device for [`Context::abort`] and [`Context::opened`].
+    pub(crate) fn remember(&self, remote: &Remote) {
         let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|known| known.strong_count() > 0);
-        opened.push(Arc::downgrade(&store));
+        opened.retain(|known| known.upgrade().is_some());
+        opened.push(remote.downgrade());
+    }
+
+    /// Returns a device that is open and fits.
+    pub(crate) fn opened(&self, is_fitting: impl Fn(&Remote) -> bool) -> Option<Remote> {
+        let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().filter_map(WeakRemote::upgrade).find(is_fitting)
     }
 
     /// Fails what waits for the exports and images of this context, and everything later. One may be behind another
     /// store.
     pub fn abort(&self) {
         let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.iter().filter_map(Weak::upgrade).for_each(|store| store.abort());
+        opened.iter().filter_map(WeakRemote::upgrade).for_each(|remote| remote.abort());
     }
 }

@@ -74,6 +74,7 @@ pub mod secret;
 pub mod settings;
 pub mod signatures;
 pub mod source;
+pub mod staged;
 pub mod table;
 mod threads;
 pub mod token;

@@ -4,10 +4,12 @@
 use crate::error::{Error, ErrorKind, Result, no_export, no_image};
 use crate::host::Context;
 use crate::private_key;
+use crate::staged::Staging;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
 use inlock_frontend::nbd::descriptors::raise_limit;
@@ -52,6 +54,22 @@ impl Remote {
         }
     }
 
+    /// Fails what waits for the device, and everything later.
+    pub(crate) fn abort(&self) {
+        match self {
+            Self::Nbd(store) => store.abort(),
+            Self::Rbd(store) => store.abort(),
+        }
+    }
+
+    /// Returns a reference that does not keep it open.
+    pub(crate) fn downgrade(&self) -> WeakRemote {
+        match self {
+            Self::Nbd(store) => WeakRemote::Nbd(Arc::downgrade(store)),
+            Self::Rbd(store) => WeakRemote::Rbd(Arc::downgrade(store)),
+        }
+    }
+
     fn as_store(&self) -> &dyn BackingStore {
         match self {
             Self::Nbd(store) => &**store,
@@ -92,6 +110,23 @@ impl Remote {
     }
 }
 
+/// A device that may have been closed.
+#[derive(Debug)]
+pub(crate) enum WeakRemote {
+    Nbd(Weak<NbdStore>),
+    Rbd(Weak<RbdStore>),
+}
+
+impl WeakRemote {
+    /// Returns the device; `None`: it was closed.
+    pub(crate) fn upgrade(&self) -> Option<Remote> {
+        match self {
+            Self::Nbd(store) => store.upgrade().map(Remote::Nbd),
+            Self::Rbd(store) => store.upgrade().map(Remote::Rbd),
+        }
+    }
+}
+
 /// Returns the text of a device name that is a URI of NBD, or the name of an image of RBD.
 pub fn uri_of(name: &Path) -> Option<&str> {
     name.to_str().filter(|text| NbdUri::is_uri(text) || RbdName::is_name(text))
@@ -121,27 +156,31 @@ pub fn shown(text: &str) -> &str {
 /// Opens an export or an image, for writing too if `writing`.
 pub fn open(context: &Context, text: &str, writing: bool) -> Result<Remote> {
     let options = &context.settings().remote;
-    if RbdName::is_name(text) {
-        let store = Arc::new(open_image(text, &options.rbd, writing)?);
-        context.remember(Arc::clone(&store) as _);
-        return Ok(Remote::Rbd(store));
-    }
-    let store = Arc::new(open_export(context, text, writing)?);
-    context.remember(Arc::clone(&store) as _);
-    Ok(Remote::Nbd(store))
+    let remote = if RbdName::is_name(text) {
+        let name = RbdName::parse(text).map_err(|error| {
+            let text = format!("Device {} cannot be used", RbdName::without_options(text));
+            Error::with_source(ErrorKind::ImageName, text, error)
+        })?;
+        // A program that writes to an image has its lock, and cannot have it twice.
+        let is_this = |image: &RbdStore| !image.geometry().read_only && image.name().as_str() == name.as_str();
+        match context.opened(|known| writing && known.rbd().is_some_and(is_this)) {
+            Some(opened) => return Ok(opened),
+            None => Remote::Rbd(Arc::new(open_image(&name, &options.rbd, writing)?)),
+        }
+    } else {
+        Remote::Nbd(Arc::new(open_export(context, text, writing)?))
+    };
+    context.remember(&remote);
+    Ok(remote)
 }
 
-fn open_image(text: &str, options: &inlock_rbd_store::StoreOptions, writing: bool) -> Result<RbdStore> {
-    let name = RbdName::parse(text).map_err(|error| {
-        let text = format!("Device {} cannot be used", RbdName::without_options(text));
-        Error::with_source(ErrorKind::ImageName, text, error)
-    })?;
+fn open_image(name: &RbdName, options: &inlock_rbd_store::StoreOptions, writing: bool) -> Result<RbdStore> {
     // librados has a descriptor for each storage daemon.
     raise_limit(DAEMONS);
-    let opened = RbdStore::open(&name, options, !writing);
+    let opened = RbdStore::open(name, options, !writing);
     let store = opened.map_err(|source| no_image(&format!("rbd:{name}"), source))?;
     if writing && store.geometry().read_only {
-        return Err(Error::read_only(Path::new(text)));
+        return Err(Error::read_only(Path::new(name.as_str())));
     }
     Ok(store)
 }
@@ -196,41 +235,57 @@ pub enum DeviceHeader {
     File(FileDevice),
     /// A device that is not on this host.
     Remote(Remote),
+    /// A device that another process writes.
+    Staged(Arc<Staging>),
+}
+
+impl DeviceHeader {
+    fn device(&self) -> &dyn HeaderDevice {
+        match self {
+            Self::File(file) => file,
+            Self::Remote(remote) => remote,
+            Self::Staged(staging) => &**staging,
+        }
+    }
 }
 
 impl HeaderDevice for DeviceHeader {
     fn len(&self) -> io::Result<u64> {
-        match self {
-            Self::File(file) => file.len(),
-            Self::Remote(remote) => Ok(remote.as_store().geometry().len),
-        }
+        self.device().len()
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.read_exact_at(buf, offset),
-            Self::Remote(remote) => {
-                let end = offset.saturating_add(buf.len() as u64);
-                if end > remote.as_store().geometry().len {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                Ok(read_all(remote.as_store(), buf, offset)?)
-            }
-        }
+        self.device().read_exact_at(buf, offset)
     }
 
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.write_all_at(data, offset),
-            Self::Remote(remote) => Ok(write_all(remote.as_store(), data, offset)?),
-        }
+        self.device().write_all_at(data, offset)
     }
 
     fn sync(&self) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.sync(),
-            Self::Remote(remote) => Ok(remote.as_store().sync()?),
+        self.device().sync()
+    }
+}
+
+impl HeaderDevice for Remote {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.as_store().geometry().len)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        if end > self.as_store().geometry().len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        Ok(read_all(self.as_store(), buf, offset)?)
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        Ok(write_all(self.as_store(), data, offset)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.as_store().sync()?)
     }
 }
 
@@ -238,6 +293,7 @@ impl HeaderDevice for DeviceHeader {
 pub fn no_file() -> io::Error {
     io::Error::from(Errno::OPNOTSUPP)
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

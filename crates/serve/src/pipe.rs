@@ -3,7 +3,8 @@
 //! The contents of a pipe are in kernel memory, which is never swapped, and are gone when they have been read. The
 //! receiver reads into memory that is locked and wiped.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ use zeroize::Zeroizing;
 /// Time that the sender may take to fill a pipe.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
 /// Returns a pipe that contains `secret`, with its writing end closed.
 pub fn filled(secret: &[u8]) -> io::Result<OwnedFd> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -29,6 +33,17 @@ pub fn filled(secret: &[u8]) -> io::Result<OwnedFd> {
             Err(error) => return Err(error.into()),
         }
     }
+    Ok(reader)
+}
+
+/// Returns a pipe into which a thread writes `text`, which is no secret and may be long. The thread ends with the
+/// reader.
+pub fn streamed(text: Vec<u8>) -> io::Result<OwnedFd> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    std::thread::Builder::new().name("inlock-pipe".into()).spawn(move || {
+        // The receiver says what is wrong.
+        let _ = File::from(writer).write_all(&text);
+    })?;
     Ok(reader)
 }
 
@@ -51,6 +66,21 @@ pub fn read_text(pipe: &OwnedFd, max: usize) -> io::Result<Zeroizing<Vec<u8>>> {
     }
     room.truncate(len);
     Ok(room)
+}
+
+/// Reads at most `max` bytes that are no secret from a pipe.
+pub fn read_long(pipe: &OwnedFd, max: usize) -> io::Result<Vec<u8>> {
+    let (mut all, mut room) = (Vec::new(), vec![0; PIECE]);
+    loop {
+        let len = read(pipe, &mut room)?;
+        all.extend_from_slice(&room[..len]);
+        if all.len() > max {
+            return Err(io::Error::other(format!("it has more than {max} bytes")));
+        }
+        if len < room.len() {
+            return Ok(all);
+        }
+    }
 }
 
 /// Reads to the end, or until `room` is full. Blocks for at most [`READ_TIMEOUT`], for any kind of descriptor.
@@ -96,6 +126,16 @@ mod tests {
             assert_eq!(read_key(&filled(key).unwrap()).unwrap().as_bytes(), key);
         }
         assert!(read_key(&filled(&[7; VolumeKey::MAX_LEN + 1]).unwrap()).is_err());
+    }
+
+    #[test]
+    fn long_text_arrives_as_sent() {
+        for len in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE] {
+            let text: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            let pipe = || streamed(text.clone()).unwrap();
+            assert!(read_long(&pipe(), len).unwrap() == text, "{len}");
+            assert!(len == 0 || read_long(&pipe(), len - 1).is_err(), "{len}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use inlock_tests::process::{inlock_path, lossy, output, program, root, text};
 use inlock_tests::random::Random;
 use inlock_tests::report::{count, skipped};
 
-use crate::support::{Cluster, MIB, PASSPHRASE, cluster, connect, device, unique};
+use crate::support::{Cluster, MIB, cluster, connect, device, unique};
 
 #[test]
 fn header_actions_work_on_an_image() -> Result<()> {
@@ -274,33 +274,4 @@ fn commands_of_the_chapter_on_ceph_succeed() -> Result<()> {
     let dump = cluster.works(&["luksDump", "rbd:rbd/disk"])?;
     ensure!(dump.contains("LUKS header information"), "{dump}");
     cluster.rbd(&["rm", "--no-progress", "rbd/disk"]).map(drop)
-}
-
-/// librbd reads the volume before and afterwards.
-#[test]
-fn volume_on_an_image_is_re_encrypted() -> Result<()> {
-    let Some(cluster) = cluster()? else { return Ok(()) };
-    let image = cluster.volume(40, &["--type=luks2"])?;
-    let (name, key) = (device(&image), cluster.key.to_str().context("a text")?);
-    let cheap = ["--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"];
-    let model = Random::new(33).bytes(24 * MIB as usize);
-    let check = |what: &str| -> Result<()> {
-        let words = ["read", &image, "luks2", PASSPHRASE, "0", &model.len().to_string()];
-        ensure!(cluster.librbd(&words, b"")? == model, "{what}: librbd reads something else");
-        ensure!(cluster.export(&name)? == model, "{what}: Inlock reads something else");
-        Ok(())
-    };
-    let mut server = cluster.serve(&name, &["--name", "re-encrypted"])?;
-    let mut connection = connect(&server)?;
-    for (number, piece) in model.chunks(MIB as usize).enumerate() {
-        connection.write(number as u64 * MIB, piece)?;
-    }
-    connection.flush()?;
-    connection.disconnect()?;
-    // The server has the lock of the image.
-    cluster.fails(&["reencrypt", "re-encrypted", "--start", "-d", key], 5, "the image is locked by the client")?;
-    ensure!(server.terminate()?.success(), "the server failed: {}", server.log_text());
-    check("before")?;
-    cluster.works(&[&["reencrypt", "-q", &name, "-d", key, "--hotzone-size", "4M"][..], &cheap].concat())?;
-    check("afterwards")
 }

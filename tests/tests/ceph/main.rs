@@ -9,4 +9,5 @@ mod both_ways;
 mod failures;
 mod holes;
 mod newest;
+mod reencryption;
 mod support;

@@ -1,6 +1,7 @@
 //! Re-encrypting a volume that no process has open.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
 use inlock_engine::store::file::IoMode;
@@ -22,6 +23,7 @@ use crate::key_check::KeyCheck;
 use crate::lock::{self, DeviceLock, Lock, Mode, VolumeName};
 use crate::secret::Ask;
 use crate::source::{HeaderOptions, KeyOptions};
+use crate::staged::StagedHeader;
 use crate::{removed_integrity, zones};
 
 /// Longest block of checksums that is not asked for by a longer data unit.
@@ -88,14 +90,20 @@ impl Offline {
         Self::of_devices(data, header, at, locks)
     }
 
-    /// Opens the devices of a volume that another process has open, to begin a re-encryption of its header. The data
-    /// are not touched.
+    /// Opens the devices of a volume that another process has open, to begin a re-encryption of its header. Nothing is
+    /// written: that process writes what [`Offline::staged`] returns.
     pub fn open_header(context: &Context, at: &HeaderOptions) -> Result<Self> {
-        let data = Device::open(context, &at.image, OpenMode::Header)?.with_zones()?;
-        let header = at.header.as_deref().map(|path| Device::open(context, path, OpenMode::Header)).transpose()?;
+        let open = |path: &Path| Device::open(context, path, OpenMode::Read)?.staged();
+        let data = open(&at.image)?.with_zones()?;
+        let header = at.header.as_deref().map(open).transpose()?;
         let header = header.filter(|device| device.identity() != data.identity());
         let (location, header) = load(&data, header, at)?;
         Self::of_header(data, (location, header), at, Vec::new())
+    }
+
+    /// Returns what the process of an open volume is to write to the header; `None`: nothing.
+    pub fn staged(&self) -> Option<StagedHeader> {
+        self.header.device.staged_header()
     }
 
     /// Returns both keys of a re-encryption that has begun, for the process of an open volume.

@@ -24,6 +24,7 @@ use crate::info::SegmentInfo;
 use crate::key_check::KeyCheck;
 use crate::lock::{self, Lock, Mode};
 use crate::source::HeaderOptions;
+use crate::staged::StagedHeader;
 
 /// Longest zone unless another one is asked for: clients wait for one, and each has flushes.
 const ZONE: u64 = 8 << 20;
@@ -180,6 +181,35 @@ impl Online {
         }
     }
 
+    /// Writes the beginning of a re-encryption, which another process has made, to the header.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes if one runs already, or the header was changed meanwhile.
+    pub fn begin(&self, staged: &StagedHeader) -> Result<()> {
+        let _one = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_not_running()?;
+        let header = self.load()?;
+        let end = match self.at.header {
+            Some(_) => header.device.len,
+            None => header.volume.data_offset(),
+        };
+        staged.write(&header.device, end)
+    }
+
+    fn check_not_running(&self) -> Result<()> {
+        if self.running().is_none() {
+            return Ok(());
+        }
+        let text = format!("The volume on {} is being re-encrypted already.", self.at.image.display());
+        Err(Error::new(ErrorKind::AlreadyReencrypted, text))
+    }
+
+    fn load(&self) -> Result<Header> {
+        let path = self.at.header.as_ref().unwrap_or(&self.at.image);
+        Header::load_from(Storage::open(&self.context, path, OpenMode::Header)?, self.at.luks, true)
+    }
+
     /// Goes on with the re-encryption that the header has begun. `joined`: both keys, as
     /// [`ReencryptionKeys::joined`] returns them. `check`: of the key of the volume, if it has one.
     ///
@@ -194,10 +224,7 @@ impl Online {
         options: OnlineOptions,
     ) -> Result<()> {
         let _one = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.running().is_some() {
-            let text = format!("The volume on {} is being re-encrypted already.", self.at.image.display());
-            return Err(Error::new(ErrorKind::AlreadyReencrypted, text));
-        }
+        self.check_not_running()?;
         if device.is_suspended() {
             return Err(self.refused("it is suspended"));
         }
@@ -229,10 +256,8 @@ impl Online {
     /// Loads the header under the locks, and confirms it with the keys. Returns cryptsetup's lock, too, if the volume
     /// did not have it.
     fn job(&self, device: &Arc<Device>, joined: &VolumeKey, options: &OnlineOptions) -> Result<(Job, Option<Lock>)> {
-        let path = self.at.header.as_ref().unwrap_or(&self.at.image);
-        let storage = Storage::open(&self.context, path, OpenMode::Header)?;
-        let syncs_header = self.at.header.is_none() && storage.remote().is_none();
-        let header = Header::load_from(storage, self.at.luks, true)?;
+        let header = self.load()?;
+        let syncs_header = self.at.header.is_none() && header.device.remote().is_none();
         let is_locked = held(&self.lock).is_some();
         let lock = || lock::reencryption(&header.device, header.volume.uuid(), Mode::Exclusive);
         let lock = (!is_locked).then(lock).transpose()?;

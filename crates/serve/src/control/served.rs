@@ -27,6 +27,8 @@ use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
 const TABLE_MAX: usize = 65536;
+/// Maximum length in bytes of the changes to a LUKS2 header, in base64: both copies and all keyslots.
+const HEADER_MAX: usize = 32 << 20;
 
 /// Effects of control commands on how a volume is served or attached.
 pub trait ControlHooks: Send + Sync {
@@ -271,11 +273,15 @@ impl ServedVolume {
             "pause" => online.pause()?,
             "resume" if pipe.is_none() => online.resume()?,
             "rate" => online.set_rate(request["rate"].as_u64())?,
+            "begin" => {
+                self.check_writable()?;
+                let Some(pipe) = pipe else { return Err(Error::Request("The header is missing.".to_owned())) };
+                let text = pipe::read_long(&pipe, HEADER_MAX).context("cannot receive the header")?;
+                online.begin(&serde_json::from_slice(&text)?)?;
+            }
             "start" | "resume" => {
                 let name = self.info().name.clone();
-                if self.device.access().read_only {
-                    return Err(Error::Request(format!("Volume {name} is read-only.")));
-                }
+                self.check_writable()?;
                 let Some(pipe) = pipe else { return Err(Error::KeyMissing { name }) };
                 let joined = pipe::read_key(&pipe).context("cannot receive the keys")?;
                 let (info, files) = (Arc::clone(&self.info), self.files.clone());
@@ -297,6 +303,13 @@ impl ServedVolume {
             other => return Err(Error::Request(format!("The process does not know the action '{other}'."))),
         }
         Ok(())
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        match self.device.access().read_only {
+            true => Err(Error::Request(format!("Volume {} is read-only.", self.info().name))),
+            false => Ok(()),
+        }
     }
 
     /// Restores the key, if it was wiped, and resumes I/O.

@@ -1,7 +1,9 @@
 //! `reencrypt NAME --start`, and `--pause`, `--resume`, `--rate`, `--status`: re-encryption of an open volume.
 //!
-//! This process asks for passphrases and begins the re-encryption in the header. The process of the volume gets both
-//! volume keys, and does the rest.
+//! This process asks for passphrases and begins the re-encryption in a copy of the header. The process of the volume,
+//! which has the device, writes the header, gets both volume keys, and does the rest.
+
+use std::os::fd::OwnedFd;
 
 use anyhow::Context as _;
 use inlock_open::ErrorKind;
@@ -12,7 +14,7 @@ use inlock_serve::control::client::Client;
 use inlock_serve::control::name::Name;
 use inlock_serve::pipe;
 use inlock_volume::VolumeKey;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{ReencryptArgs, already, not_begun};
 use crate::args::options::Options;
@@ -100,14 +102,21 @@ impl OnlineArgs {
                     None | Some(OnlineState::Finished) => {}
                     Some(_) => return Err(already().into()),
                 }
-                let joined = self.begin(&mut client)?;
+                let offline = self.begin(&mut client)?;
+                if let Some(staged) = offline.staged() {
+                    let pipe = pipe::streamed(serde_json::to_vec(&staged)?).context("cannot pass the header")?;
+                    self.send(json!({"command": "reencrypt", "action": "begin"}), Some(&pipe))?;
+                }
+                let joined = offline.joined_key()?;
+                // The process of the volume takes the lock.
+                drop(offline);
                 self.tell("start", Some(&joined))
             }
         }
     }
 
-    /// Begins in the header, and returns both keys.
-    fn begin(&self, client: &mut Client) -> anyhow::Result<VolumeKey> {
+    /// Begins in a copy of the header.
+    fn begin(&self, client: &mut Client) -> anyhow::Result<Offline> {
         let status = client.status()?;
         if status.suspended {
             let text = format!("Volume {} cannot be re-encrypted: it is suspended.", self.name);
@@ -128,11 +137,7 @@ impl OnlineArgs {
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
         }
         let has_begun = offline.has_begun()?;
-        let offline = match has_begun {
-            true => args.unlock(offline)?,
-            false => args.begin_open(offline)?,
-        };
-        Ok(offline.joined_key()?)
+        if has_begun { args.unlock(offline) } else { args.begin_open(offline) }
     }
 
     /// Sends a command to the process of the volume.
@@ -142,8 +147,12 @@ impl OnlineArgs {
         let request =
             json!({"command": "reencrypt", "action": action, "rate": rate, "zone": zone, "keep_holes": holes});
         let pipe = joined.map(|key| pipe::filled(key.as_bytes())).transpose().context("cannot pass the keys")?;
+        self.send(request, pipe.as_ref())
+    }
+
+    fn send(&self, request: Value, pipe: Option<&OwnedFd>) -> anyhow::Result<()> {
         // The first connection may have been dropped while the user was asked.
-        Client::of(context(), &self.name)?.command(&request, pipe.as_ref())?;
+        Client::of(context(), &self.name)?.command(&request, pipe)?;
         Ok(())
     }
 

@@ -1,0 +1,218 @@
+//! Changes to a header that one process makes, and another one, which has the device, writes.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use inlock_volume::HeaderDevice;
+use serde::{Deserialize, Serialize};
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result, ResultExt as _};
+use crate::lock::{self, Mode};
+use crate::remote::DeviceHeader;
+
+/// Length in bytes of the start of a LUKS2 header, which has its sequence number and its checksum.
+const START: usize = 512;
+
+/// Writes to a header and syncs, in their order. They suit one header, and no other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedHeader {
+    /// The start of that header, in base64.
+    start: String,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Step {
+    Write {
+        offset: u64,
+        /// In base64.
+        data: String,
+    },
+    Sync,
+}
+
+impl StagedHeader {
+    /// Carries out the writes under the lock of the header.
+    ///
+    /// # Errors
+    ///
+    /// Fails before the first write if the header is another one by now, or a write is beyond `end`.
+    pub(crate) fn write(&self, device: &Device, end: u64) -> Result<()> {
+        let _lock = lock::header(device, Mode::Exclusive)?;
+        let header = device.header()?;
+        let mut start = [0; START];
+        header.read_exact_at(&mut start, 0).context("cannot read the header")?;
+        if self.start != STANDARD.encode(start) {
+            let path = device.path.display();
+            let text = format!("The header on device {path} was changed by another program.");
+            return Err(Error::new(ErrorKind::HeaderChanged, text));
+        }
+        let steps = self.steps.iter().map(|step| match step {
+            Step::Sync => Ok(None),
+            Step::Write { offset, data } => {
+                let data = STANDARD.decode(data).map_err(io::Error::other)?;
+                match offset.checked_add(data.len() as u64) {
+                    Some(last) if last <= end => Ok(Some((*offset, data))),
+                    _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+                }
+            }
+        });
+        let steps: Vec<Option<(u64, Vec<u8>)>> = steps.collect::<io::Result<_>>().context("cannot use the writes")?;
+        for step in steps {
+            let written = match step {
+                None => header.sync(),
+                Some((offset, data)) => header.write_all_at(&data, offset),
+            };
+            written.context("cannot write the header")?;
+        }
+        Ok(())
+    }
+}
+
+/// A header whose changes are kept: only reads see them.
+#[derive(Debug)]
+pub struct Staging {
+    below: DeviceHeader,
+    /// Its start before anything else was read.
+    start: [u8; START],
+    /// `None`: a sync.
+    steps: Mutex<Vec<Option<(u64, Vec<u8>)>>>,
+}
+
+impl Staging {
+    pub(crate) fn new(below: DeviceHeader) -> io::Result<Self> {
+        let mut start = [0; START];
+        below.read_exact_at(&mut start, 0)?;
+        Ok(Self { below, start, steps: Mutex::default() })
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Vec<Option<(u64, Vec<u8>)>>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the changes; `None`: there are none.
+    pub(crate) fn staged(&self) -> Option<StagedHeader> {
+        let steps = self.steps();
+        let steps = steps.iter().map(|step| match step {
+            None => Step::Sync,
+            Some((offset, data)) => Step::Write { offset: *offset, data: STANDARD.encode(data) },
+        });
+        let steps: Vec<Step> = steps.collect();
+        (!steps.is_empty()).then(|| StagedHeader { start: STANDARD.encode(self.start), steps })
+    }
+}
+
+impl HeaderDevice for Staging {
+    fn len(&self) -> io::Result<u64> {
+        self.below.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.below.read_exact_at(buf, offset)?;
+        let end = offset + buf.len() as u64;
+        for (at, data) in self.steps().iter().flatten() {
+            let (from, to) = (offset.max(*at), end.min(at + data.len() as u64));
+            if from < to {
+                let source = &data[(from - at) as usize..(to - at) as usize];
+                buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        if offset.checked_add(data.len() as u64).is_none_or(|end| self.below.len().is_ok_and(|len| end > len)) {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.steps().push(Some((offset, data.to_vec())));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.steps().push(None);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::device::OpenMode;
+    use crate::host::{Context, Silent};
+    use crate::settings::Settings;
+
+    const LEN: usize = 8192;
+
+    fn opened(path: &Path, mode: OpenMode) -> Device {
+        Device::open(&Context::new(Silent, Settings::default()), path, mode).unwrap()
+    }
+
+    fn read(device: &Device, from: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        device.header().unwrap().read_exact_at(&mut bytes, from as u64).unwrap();
+        bytes
+    }
+
+    /// Returns a file, a device that keeps its changes, and these.
+    fn staged(dir: &Path, writes: &[(usize, usize)]) -> (std::path::PathBuf, Device) {
+        let path = dir.join("header");
+        fs::write(&path, vec![0; LEN]).unwrap();
+        let device = opened(&path, OpenMode::Read).staged().unwrap();
+        let header = device.header().unwrap();
+        for (number, (offset, len)) in writes.iter().enumerate() {
+            header.write_all_at(&vec![number as u8 + 1; *len], *offset as u64).unwrap();
+            header.sync().unwrap();
+        }
+        (path, device)
+    }
+
+    #[test]
+    fn kept_writes_are_read_and_written_by_another_handle() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, device) = staged(dir.path(), &[(0, 1024), (1000, 100), (4096, 4096), (5000, 1)]);
+        let mut expected = vec![0; LEN];
+        expected[..1024].fill(1);
+        expected[1000..1100].fill(2);
+        expected[4096..].fill(3);
+        expected[5000] = 4;
+        for (from, len) in [(0, LEN), (1023, 1), (1024, 1), (1099, 2), (4095, 2), (4999, 3), (LEN - 1, 1), (0, 0)] {
+            assert_eq!(read(&device.duplicate(), from, len), expected[from..from + len], "{from} {len}");
+        }
+        assert!(device.header().unwrap().write_all_at(&[0; 2], LEN as u64 - 1).is_err());
+        assert_eq!(fs::read(&path).unwrap(), vec![0; LEN]);
+        let text = serde_json::to_vec(&device.staged_header().unwrap()).unwrap();
+        let header: StagedHeader = serde_json::from_slice(&text).unwrap();
+        header.write(&opened(&path, OpenMode::Header), LEN as u64).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), expected);
+        // The start is another one now.
+        let again = header.write(&opened(&path, OpenMode::Header), LEN as u64).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::HeaderChanged);
+        assert_eq!(opened(&path, OpenMode::Read).staged().unwrap().staged_header(), None);
+    }
+
+    #[test]
+    fn nothing_is_written_to_another_header_or_beyond_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, device) = staged(dir.path(), &[(4096, 1), (6000, 100)]);
+        let header = device.staged_header().unwrap();
+        let target = opened(&path, OpenMode::Header);
+        assert!(header.write(&target, 6099).is_err());
+        for at in [0, START - 1] {
+            let mut other = vec![0; LEN];
+            other[at] = 1;
+            fs::write(&path, &other).unwrap();
+            assert_eq!(header.write(&target, 6100).unwrap_err().kind(), ErrorKind::HeaderChanged);
+            assert_eq!(fs::read(&path).unwrap(), other);
+        }
+        fs::write(&path, vec![0; LEN]).unwrap();
+        header.write(&target, 6100).unwrap();
+        assert_eq!((read(&target, 4096, 1), read(&target, 6099, 2)), (vec![1], vec![2, 0]));
+    }
+}
