@@ -2,13 +2,14 @@
 
 use std::fmt::Display;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use inlock_engine::store::asynchronous::AsyncStore;
+use inlock_rbd_store::{RbdName, RbdStore};
 use zeroize::Zeroizing;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::remote::{Remote, WeakRemote};
 use crate::settings::Settings;
 
 /// Importance of a message.
@@ -116,7 +117,9 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     host: Arc<dyn Host>,
     settings: Settings,
-    opened: Mutex<Vec<WeakRemote>>,
+    opened: Mutex<Vec<Weak<dyn AsyncStore>>>,
+    /// Those of `opened` that are images to write to.
+    images: Mutex<Vec<Weak<RbdStore>>>,
 }
 
 impl std::fmt::Debug for Context {
@@ -128,14 +131,19 @@ impl std::fmt::Debug for Context {
 impl Context {
     /// Returns a context of a program.
     pub fn new(host: impl Host + 'static, settings: Settings) -> Self {
-        Self(Arc::new(Inner { host: Arc::new(host), settings, opened: Mutex::default() }))
+        Self(Arc::new(Inner { host: Arc::new(host), settings, opened: Mutex::default(), images: Mutex::default() }))
     }
 
     /// Returns a context of the same program and settings, whose devices [`Context::abort`] gives up alone.
     #[must_use]
     pub fn separate(&self) -> Self {
         let Inner { host, settings, .. } = &*self.0;
-        Self(Arc::new(Inner { host: Arc::clone(host), settings: settings.clone(), opened: Mutex::default() }))
+        Self(Arc::new(Inner {
+            host: Arc::clone(host),
+            settings: settings.clone(),
+            opened: Mutex::default(),
+            images: Mutex::default(),
+        }))
     }
 
     /// Returns the program.
@@ -173,23 +181,27 @@ impl Context {
         self.host().tell(Level::Debug, &text);
     }
 
-    /// Keeps a device for [`Context::abort`] and [`Context::opened`].
-    pub(crate) fn remember(&self, remote: &Remote) {
+    /// Keeps a store for [`Context::abort`].
+    pub(crate) fn remember(&self, store: Arc<dyn AsyncStore>) {
         let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|known| known.upgrade().is_some());
-        opened.push(remote.downgrade());
+        opened.retain(|known| known.strong_count() > 0);
+        opened.push(Arc::downgrade(&store));
     }
 
-    /// Returns a device that is open and fits.
-    pub(crate) fn opened(&self, is_fitting: impl Fn(&Remote) -> bool) -> Option<Remote> {
-        let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.iter().filter_map(WeakRemote::upgrade).find(is_fitting)
+    /// Returns an image to write to. It is opened unless it is open already: a program has its lock once.
+    pub(crate) fn image(&self, name: &RbdName, open: impl FnOnce() -> Result<RbdStore>) -> Result<Arc<RbdStore>> {
+        let mut images = self.0.images.lock().unwrap_or_else(PoisonError::into_inner);
+        images.retain(|known| known.strong_count() > 0);
+        let known = images.iter().filter_map(Weak::upgrade).find(|image| image.name().as_str() == name.as_str());
+        let image = known.map_or_else(|| open().map(Arc::new), Ok)?;
+        images.push(Arc::downgrade(&image));
+        Ok(image)
     }
 
     /// Fails what waits for the exports and images of this context, and everything later. One may be behind another
     /// store.
     pub fn abort(&self) {
         let opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.iter().filter_map(WeakRemote::upgrade).for_each(|remote| remote.abort());
+        opened.iter().filter_map(Weak::upgrade).for_each(|store| store.abort());
     }
 }

@@ -7,9 +7,8 @@ use crate::private_key;
 use crate::staged::Staging;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
 use inlock_frontend::nbd::descriptors::raise_limit;
@@ -54,22 +53,6 @@ impl Remote {
         }
     }
 
-    /// Fails what waits for the device, and everything later.
-    pub(crate) fn abort(&self) {
-        match self {
-            Self::Nbd(store) => store.abort(),
-            Self::Rbd(store) => store.abort(),
-        }
-    }
-
-    /// Returns a reference that does not keep it open.
-    pub(crate) fn downgrade(&self) -> WeakRemote {
-        match self {
-            Self::Nbd(store) => WeakRemote::Nbd(Arc::downgrade(store)),
-            Self::Rbd(store) => WeakRemote::Rbd(Arc::downgrade(store)),
-        }
-    }
-
     fn as_store(&self) -> &dyn BackingStore {
         match self {
             Self::Nbd(store) => &**store,
@@ -110,23 +93,6 @@ impl Remote {
     }
 }
 
-/// A device that may have been closed.
-#[derive(Debug)]
-pub(crate) enum WeakRemote {
-    Nbd(Weak<NbdStore>),
-    Rbd(Weak<RbdStore>),
-}
-
-impl WeakRemote {
-    /// Returns the device; `None`: it was closed.
-    pub(crate) fn upgrade(&self) -> Option<Remote> {
-        match self {
-            Self::Nbd(store) => store.upgrade().map(Remote::Nbd),
-            Self::Rbd(store) => store.upgrade().map(Remote::Rbd),
-        }
-    }
-}
-
 /// Returns the text of a device name that is a URI of NBD, or the name of an image of RBD.
 pub fn uri_of(name: &Path) -> Option<&str> {
     name.to_str().filter(|text| NbdUri::is_uri(text) || RbdName::is_name(text))
@@ -156,22 +122,19 @@ pub fn shown(text: &str) -> &str {
 /// Opens an export or an image, for writing too if `writing`.
 pub fn open(context: &Context, text: &str, writing: bool) -> Result<Remote> {
     let options = &context.settings().remote;
-    let remote = if RbdName::is_name(text) {
+    if RbdName::is_name(text) {
         let name = RbdName::parse(text).map_err(|error| {
             let text = format!("Device {} cannot be used", RbdName::without_options(text));
             Error::with_source(ErrorKind::ImageName, text, error)
         })?;
-        // A program that writes to an image has its lock, and cannot have it twice.
-        let is_this = |image: &RbdStore| !image.geometry().read_only && image.name().as_str() == name.as_str();
-        match context.opened(|known| writing && known.rbd().is_some_and(is_this)) {
-            Some(opened) => return Ok(opened),
-            None => Remote::Rbd(Arc::new(open_image(&name, &options.rbd, writing)?)),
-        }
-    } else {
-        Remote::Nbd(Arc::new(open_export(context, text, writing)?))
-    };
-    context.remember(&remote);
-    Ok(remote)
+        let open = || open_image(&name, &options.rbd, writing);
+        let store = if writing { context.image(&name, open)? } else { Arc::new(open()?) };
+        context.remember(Arc::clone(&store) as _);
+        return Ok(Remote::Rbd(store));
+    }
+    let store = Arc::new(open_export(context, text, writing)?);
+    context.remember(Arc::clone(&store) as _);
+    Ok(Remote::Nbd(store))
 }
 
 fn open_image(name: &RbdName, options: &inlock_rbd_store::StoreOptions, writing: bool) -> Result<RbdStore> {

@@ -8,10 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use inlock_volume::HeaderDevice;
 use serde::{Deserialize, Serialize};
 
-use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, ResultExt as _};
-use crate::lock::{self, Mode};
-use crate::remote::DeviceHeader;
 
 /// Length in bytes of the start of a LUKS2 header, which has its sequence number and its checksum.
 const START: usize = 512;
@@ -36,19 +33,16 @@ enum Step {
 }
 
 impl StagedHeader {
-    /// Carries out the writes under the lock of the header.
+    /// Carries out the writes. The caller holds the lock of the header.
     ///
     /// # Errors
     ///
     /// Fails before the first write if the header is another one by now, or a write is beyond `end`.
-    pub(crate) fn write(&self, device: &Device, end: u64) -> Result<()> {
-        let _lock = lock::header(device, Mode::Exclusive)?;
-        let header = device.header()?;
+    pub(crate) fn write(&self, header: &dyn HeaderDevice, end: u64) -> Result<()> {
         let mut start = [0; START];
         header.read_exact_at(&mut start, 0).context("cannot read the header")?;
         if self.start != STANDARD.encode(start) {
-            let path = device.path.display();
-            let text = format!("The header on device {path} was changed by another program.");
+            let text = "The header was changed by another program.";
             return Err(Error::new(ErrorKind::HeaderChanged, text));
         }
         let steps = self.steps.iter().map(|step| match step {
@@ -61,7 +55,7 @@ impl StagedHeader {
                 }
             }
         });
-        let steps: Vec<Option<(u64, Vec<u8>)>> = steps.collect::<io::Result<_>>().context("cannot use the writes")?;
+        let steps: Vec<Change> = steps.collect::<io::Result<_>>().context("cannot use the writes")?;
         for step in steps {
             let written = match step {
                 None => header.sync(),
@@ -73,24 +67,25 @@ impl StagedHeader {
     }
 }
 
+/// Offset and data of a write; `None`: a sync.
+type Change = Option<(u64, Vec<u8>)>;
+
 /// A header whose changes are kept: only reads see them.
-#[derive(Debug)]
 pub struct Staging {
-    below: DeviceHeader,
+    below: Box<dyn HeaderDevice + Send>,
     /// Its start before anything else was read.
     start: [u8; START],
-    /// `None`: a sync.
-    steps: Mutex<Vec<Option<(u64, Vec<u8>)>>>,
+    steps: Mutex<Vec<Change>>,
 }
 
 impl Staging {
-    pub(crate) fn new(below: DeviceHeader) -> io::Result<Self> {
+    pub(crate) fn new(below: impl HeaderDevice + Send + 'static) -> io::Result<Self> {
         let mut start = [0; START];
         below.read_exact_at(&mut start, 0)?;
-        Ok(Self { below, start, steps: Mutex::default() })
+        Ok(Self { below: Box::new(below), start, steps: Mutex::default() })
     }
 
-    fn steps(&self) -> MutexGuard<'_, Vec<Option<(u64, Vec<u8>)>>> {
+    fn steps(&self) -> MutexGuard<'_, Vec<Change>> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,6 +98,12 @@ impl Staging {
         });
         let steps: Vec<Step> = steps.collect();
         (!steps.is_empty()).then(|| StagedHeader { start: STANDARD.encode(self.start), steps })
+    }
+}
+
+impl std::fmt::Debug for Staging {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Staging").field("steps", &self.steps().len()).finish_non_exhaustive()
     }
 }
 
@@ -140,69 +141,67 @@ impl HeaderDevice for Staging {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
+    use std::fs::{self, File};
+    use std::path::{Path, PathBuf};
+
+    use inlock_volume::FileDevice;
 
     use super::*;
-    use crate::device::OpenMode;
-    use crate::host::{Context, Silent};
-    use crate::settings::Settings;
 
     const LEN: usize = 8192;
 
-    fn opened(path: &Path, mode: OpenMode) -> Device {
-        Device::open(&Context::new(Silent, Settings::default()), path, mode).unwrap()
+    fn opened(path: &Path) -> FileDevice {
+        FileDevice::new(File::options().read(true).write(true).open(path).unwrap())
     }
 
-    fn read(device: &Device, from: usize, len: usize) -> Vec<u8> {
+    fn read(device: &dyn HeaderDevice, from: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        device.header().unwrap().read_exact_at(&mut bytes, from as u64).unwrap();
+        device.read_exact_at(&mut bytes, from as u64).unwrap();
         bytes
     }
 
-    /// Returns a file, a device that keeps its changes, and these.
-    fn staged(dir: &Path, writes: &[(usize, usize)]) -> (std::path::PathBuf, Device) {
+    /// Returns a file, and a header on it with changes that are kept.
+    fn staged(dir: &Path, writes: &[(usize, usize)]) -> (PathBuf, Staging) {
         let path = dir.join("header");
         fs::write(&path, vec![0; LEN]).unwrap();
-        let device = opened(&path, OpenMode::Read).staged().unwrap();
-        let header = device.header().unwrap();
+        let header = Staging::new(FileDevice::new(File::open(&path).unwrap())).unwrap();
         for (number, (offset, len)) in writes.iter().enumerate() {
             header.write_all_at(&vec![number as u8 + 1; *len], *offset as u64).unwrap();
             header.sync().unwrap();
         }
-        (path, device)
+        (path, header)
     }
 
     #[test]
     fn kept_writes_are_read_and_written_by_another_handle() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, device) = staged(dir.path(), &[(0, 1024), (1000, 100), (4096, 4096), (5000, 1)]);
+        let (path, staging) = staged(dir.path(), &[(0, 1024), (1000, 100), (4096, 4096), (5000, 1)]);
         let mut expected = vec![0; LEN];
         expected[..1024].fill(1);
         expected[1000..1100].fill(2);
         expected[4096..].fill(3);
         expected[5000] = 4;
         for (from, len) in [(0, LEN), (1023, 1), (1024, 1), (1099, 2), (4095, 2), (4999, 3), (LEN - 1, 1), (0, 0)] {
-            assert_eq!(read(&device.duplicate(), from, len), expected[from..from + len], "{from} {len}");
+            assert_eq!(read(&staging, from, len), expected[from..from + len], "{from} {len}");
         }
-        assert!(device.header().unwrap().write_all_at(&[0; 2], LEN as u64 - 1).is_err());
+        assert!(staging.write_all_at(&[0; 2], LEN as u64 - 1).is_err());
         assert_eq!(fs::read(&path).unwrap(), vec![0; LEN]);
-        let text = serde_json::to_vec(&device.staged_header().unwrap()).unwrap();
+        let text = serde_json::to_vec(&staging.staged().unwrap()).unwrap();
         let header: StagedHeader = serde_json::from_slice(&text).unwrap();
-        header.write(&opened(&path, OpenMode::Header), LEN as u64).unwrap();
+        header.write(&opened(&path), LEN as u64).unwrap();
         assert_eq!(fs::read(&path).unwrap(), expected);
         // The start is another one now.
-        let again = header.write(&opened(&path, OpenMode::Header), LEN as u64).unwrap_err();
+        let again = header.write(&opened(&path), LEN as u64).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::HeaderChanged);
-        assert_eq!(opened(&path, OpenMode::Read).staged().unwrap().staged_header(), None);
+        assert_eq!(Staging::new(opened(&path)).unwrap().staged(), None);
     }
 
     #[test]
     fn nothing_is_written_to_another_header_or_beyond_the_end() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, device) = staged(dir.path(), &[(4096, 1), (6000, 100)]);
-        let header = device.staged_header().unwrap();
-        let target = opened(&path, OpenMode::Header);
+        let (path, staging) = staged(dir.path(), &[(4096, 1), (6000, 100)]);
+        let header = staging.staged().unwrap();
+        let target = opened(&path);
         assert!(header.write(&target, 6099).is_err());
         for at in [0, START - 1] {
             let mut other = vec![0; LEN];

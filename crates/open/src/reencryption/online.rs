@@ -194,7 +194,8 @@ impl Online {
             Some(_) => header.device.len,
             None => header.volume.data_offset(),
         };
-        staged.write(&header.device, end)
+        let _lock = lock::header(&header.device, Mode::Exclusive)?;
+        staged.write(&header.device.header()?, end)
     }
 
     fn check_not_running(&self) -> Result<()> {

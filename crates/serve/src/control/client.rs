@@ -87,8 +87,24 @@ impl Place {
 
 /// Whether a process that refuses or closes a connection exits: its lock goes last, after its socket.
 fn is_exiting(is_alive: impl Fn() -> bool) -> bool {
+    is_soon(|| !is_alive())
+}
+
+/// Connects to a process that may be about to listen, or to exit. Returns whether it has exited.
+fn listens_or_exits<T>(connect: impl Fn() -> Option<T>, is_alive: impl Fn() -> bool) -> (Option<T>, bool) {
+    let mut socket = None;
+    let is_decided = is_soon(|| {
+        socket = connect();
+        socket.is_some() || !is_alive()
+    });
+    let has_exited = is_decided && socket.is_none();
+    (socket, has_exited)
+}
+
+/// Whether something becomes true within the time that a process takes to exit.
+fn is_soon(mut is_true: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + EXIT_TIMEOUT;
-    while is_alive() {
+    while !is_true() {
         if Instant::now() >= deadline {
             return false;
         }
@@ -176,16 +192,17 @@ impl Client {
             StateFile::Whole(info) => Found::Gone(info),
             StateFile::Unusable(unusable) => Found::Unusable(unusable),
         };
-        let state = files.state();
         if !files.is_alive() {
-            return Ok(gone(state));
+            return Ok(gone(files.state()));
         }
+        let (socket, has_exited) = listens_or_exits(|| connect(context, &files.socket()).ok(), || files.is_alive());
+        let state = files.state();
         let is_attaching = matches!(&state, StateFile::Whole(info) if info.is_attaching());
         let pid = state.pid().filter(|_| !is_attaching).unwrap_or(0);
-        match connect(context, &files.socket()) {
-            Ok(socket) => Ok(Found::Active(Self { place: Place::Own(files), socket, pid })),
-            Err(_) if Place::Own(files.clone()).is_exiting() => Ok(gone(files.state())),
-            Err(_) => Err(Error::Unreachable { name: files.name().to_string(), pid, source: None }),
+        match socket {
+            Some(socket) => Ok(Found::Active(Self { place: Place::Own(files), socket, pid })),
+            None if has_exited => Ok(gone(state)),
+            None => Err(Error::Unreachable { name: files.name().to_string(), pid, source: None }),
         }
     }
 
@@ -378,6 +395,18 @@ mod tests {
         drop(theirs);
         let failed = exchange(&mut ours, &serde_json::json!({}), None, (LONG, 100));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn process_that_is_about_to_listen_is_waited_for() {
+        let calls = std::cell::Cell::new(0);
+        let third = || {
+            calls.set(calls.get() + 1);
+            (calls.get() % 3 == 0).then_some(calls.get())
+        };
+        assert_eq!(listens_or_exits(third, || true), (Some(3), false));
+        assert_eq!(listens_or_exits(|| None::<u32>, || third().is_none()), (None, true));
+        assert_eq!(listens_or_exits(|| None::<u32>, || true), (None, false));
     }
 
     #[test]
