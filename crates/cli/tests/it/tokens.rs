@@ -1,7 +1,7 @@
 //! Tokens: the action `token` compared with cryptsetup, keys in the kernel's keyring, and helpers.
 
 use crate::harness::keyring::KernelKey;
-use crate::harness::{Dir, Ended, call, call_with, have, inlock, run};
+use crate::harness::{Dir, Ended, FAST, call, call_with, have, inlock, run};
 use inlock_tests::wait::eventually;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -392,6 +392,32 @@ fn helper_gets_token_and_its_output_is_passphrase() {
     assert!(!Path::new(&seen).exists());
     test_tokens(&image, &["--external-tokens-path", "helpers"])
         .fails(1, &["Failed to set external tokens path helpers."]);
+}
+
+#[test]
+fn token_begins_a_re_encryption_and_goes_on_with_it() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let (other, key) = (dir.file("other", b"other"), dir.file("key", b"secret"));
+    call(["luksAddKey", "-q", "--key-file", &key, &image, &other].iter().chain(&FAST)).works();
+    call_with(br#"{"type":"box","keyslots":["1"]}"#, ["token", "import", &image]).works();
+    helper(&dir, "box", "printf other");
+    let path = dir.name("helpers");
+    let by_token = ["--token-only", "--external-tokens-path", &path];
+    let reencrypt =
+        |words: &[&str]| call(["reencrypt", "-q", &image].iter().chain(&FAST).chain(&by_token).chain(words));
+    reencrypt(&["--init-only"]).works();
+    test_helpers(&dir, &image, &["--token-only"]).works();
+    test_helpers(&dir, &image, &["--token-only", "--token-type", "mine"]).fails(1, &["No usable token"]);
+    reencrypt(&["--resume-only", "--token-id", "1"]).fails(1, &["No usable token is available."]);
+    helper(&dir, "box", "printf wrong");
+    reencrypt(&["--resume-only"]).fails(2, &["cannot unlock assigned keyslot(s) (wrong keyslot passphrase)"]);
+    helper(&dir, "box", "printf other");
+    reencrypt(&["--resume-only"]).works();
+    // The keyslot without the token is gone.
+    call(["open", "--test-passphrase", "--key-file", &key, &image]).fails(2, &["No key available"]);
+    call(["open", "--test-passphrase", "--key-file", &other, &image]).works();
+    test_helpers(&dir, &image, &["--token-only"]).works();
 }
 
 #[test]

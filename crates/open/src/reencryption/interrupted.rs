@@ -15,6 +15,7 @@ use crate::host::Context;
 use crate::lock::{self, Mode, VolumeName};
 use crate::secret::Ask;
 use crate::source::{HeaderOptions, KeyOptions, Luks};
+use crate::token;
 
 /// Most positions of lost blocks in a warning.
 const MAX_LISTED: usize = 8;
@@ -93,7 +94,7 @@ pub(crate) fn luks2_of(header: &Header) -> Result<&Luks2> {
 }
 
 impl Header {
-    /// Asks for passphrases until one unlocks both keys of a volume that is re-encrypted.
+    /// Tries tokens, and asks for passphrases, until one unlocks both keys of a volume that is re-encrypted.
     pub(crate) fn unlock_reencryption(
         &self,
         key: &KeyOptions,
@@ -106,6 +107,9 @@ impl Header {
         }
         let (luks2, device) = (luks2_of(self)?, self.device.header()?);
         let options = unlock_options(None, policy.clone());
+        if let Some(by_token) = token::unlock_reencryption(luks2, &self.device, key, &options, ask)? {
+            return Ok(by_token);
+        }
         let (unlocked, _) = self.ask_until_opened(key, ask, |passphrase| {
             let _serial = lock::memory_hard_pbkdf(self.device.context())?;
             let _lock = lock::header(&self.device, Mode::Shared)?;

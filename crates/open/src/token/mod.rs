@@ -9,6 +9,7 @@ mod process;
 use crate::error::{Error, ErrorKind, Result, TokenHint, cannot_unlock, message_of};
 use std::collections::BTreeSet;
 
+use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
 use inlock_volume::luks2::{Luks2, TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
 use inlock_volume::{Printable, Secret, UnlockOptions, Unlocked};
 
@@ -63,17 +64,46 @@ pub(super) fn unlock(
     options: &UnlockOptions,
     ask: Ask<'_>,
 ) -> Result<Option<ByToken>> {
+    let file = device.header()?;
+    let unlocked = unlock_as(device, key, ask, |handler, tokens| {
+        luks2.unlock_with_tokens(&file, handler, tokens, options).map(|(_, unlocked)| unlocked)
+    });
+    Ok(unlocked?.map(|(unlocked, passphrase)| ByToken { unlocked, passphrase }))
+}
+
+/// Tries to unlock both keys of a volume that is re-encrypted with a token, as [`unlock`] does.
+pub(super) fn unlock_reencryption(
+    luks2: &Luks2,
+    device: &Device,
+    key: &KeyOptions,
+    options: &UnlockOptions,
+    ask: Ask<'_>,
+) -> Result<Option<(Reencryption, ReencryptionKeys)>> {
+    let file = device.header()?;
+    let unlocked = unlock_as(device, key, ask, |handler, tokens| {
+        luks2.unlock_reencryption_with_tokens(&file, handler, tokens, options).map(|(_, unlocked)| unlocked)
+    });
+    Ok(unlocked?.map(|(unlocked, _)| unlocked))
+}
+
+/// Tries to unlock a volume as `unlock` does, and returns the passphrase that has, too. Asks for a PIN if a requested
+/// token needs one.
+fn unlock_as<T>(
+    device: &Device,
+    key: &KeyOptions,
+    ask: Ask<'_>,
+    unlock: impl Fn(&mut Handler<'_>, &TokenOptions) -> Result<T, TokenError>,
+) -> Result<Option<(T, Secret)>> {
     let args = &key.tokens;
     let mut tokens = TokenOptions::default();
     (tokens.number, tokens.kind) = (args.number, args.kind.clone());
-    let file = device.header()?;
     let mut handler = Handler::new(args, device);
     let try_tokens = |handler: &mut Handler<'_>| {
-        let unlocked = luks2.unlock_with_tokens(&file, handler, &tokens, options);
+        let unlocked = unlock(handler, &tokens);
         (handler.lock, handler.serial) = (None, None);
         match handler.stop.take() {
             Some(stop) => Err(stop),
-            None => Ok(unlocked.map(|(_, unlocked)| unlocked)),
+            None => Ok(unlocked),
         }
     };
     let mut outcome = try_tokens(&mut handler)?;
@@ -97,7 +127,7 @@ pub(super) fn unlock(
     let error = match outcome {
         Ok(unlocked) => {
             let passphrase = handler.last.take().unwrap_or_else(|| Secret::new(Vec::new()));
-            return Ok(Some(ByToken { unlocked, passphrase }));
+            return Ok(Some((unlocked, passphrase)));
         }
         Err(error) => explain(error, args, device, handler.hint),
     };

@@ -6,6 +6,7 @@ use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
 use crate::luks2::metadata::{KeyslotKind, Token};
+use crate::luks2::reencryption::{Reencryption, ReencryptionKeys};
 use crate::secret::Secret;
 use crate::unlock::{UnlockOptions, Unlocked};
 use serde_json::Value;
@@ -136,8 +137,49 @@ impl Luks2 {
     ) -> Result<(u32, Unlocked), TokenError> {
         let target = self.target(options)?;
         let mut attempts = Attempts::new(&options.limits);
+        let mut open = |passphrase: &Secret, keyslots: &[u32]| {
+            self.open_target(device, passphrase, keyslots, &target, &mut attempts)
+        };
+        let candidates = self.candidates(target.keyslots, tokens, options.keyslot);
+        match self.try_tokens(handler, tokens, candidates, &mut open) {
+            Ok((number, (keyslot, key))) => Ok((number, self.unlocked(key, Some(keyslot), target.payload))),
+            Err(worst) => Err(of_keyslots(worst, attempts.into_error())),
+        }
+    }
+
+    /// Unlocks both keys of a volume that is re-encrypted with the passphrase of a token, as
+    /// [`Luks2::unlock_with_tokens`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::unlock_with_tokens`], and as [`Luks2::unlock_reencryption`].
+    pub fn unlock_reencryption_with_tokens(
+        &self,
+        device: &dyn HeaderDevice,
+        handler: &mut dyn TokenHandler,
+        tokens: &TokenOptions,
+        options: &UnlockOptions,
+    ) -> Result<(u32, (Reencryption, ReencryptionKeys)), TokenError> {
+        let bound: Vec<u32> = self.metadata.digests.values().flat_map(|digest| digest.keyslots.clone()).collect();
+        let mut failure = UnlockError::NoUsableKeyslot;
+        let mut open = |passphrase: &Secret, _: &[u32]| {
+            self.unlock_reencryption(device, passphrase, options).map_err(|error| failure = error).ok()
+        };
+        let candidates = self.candidates(&bound, tokens, options.keyslot);
+        let outcome = self.try_tokens(handler, tokens, candidates, &mut open);
+        outcome.map_err(|worst| of_keyslots(worst, failure))
+    }
+
+    /// Tries tokens in their order, each with its keyslots, until `open` succeeds with the passphrase of one.
+    fn try_tokens<T>(
+        &self,
+        handler: &mut dyn TokenHandler,
+        tokens: &TokenOptions,
+        candidates: Vec<(u32, &Token, Vec<u32>)>,
+        open: &mut dyn FnMut(&Secret, &[u32]) -> Option<T>,
+    ) -> Result<(u32, T), TokenError> {
         let mut worst = TokenError::NoUsableToken;
-        for (number, token, keyslots) in self.candidates(target.keyslots, tokens, options.keyslot) {
+        for (number, token, keyslots) in candidates {
             let object = &self.map["tokens"][number.to_string()];
             let request = TokenRequest { number, kind: &token.kind, json: &object.to_string() };
             let valid = object.as_object().ok_or("is not an object").and_then(kind::check);
@@ -147,27 +189,17 @@ impl Luks2 {
                 Ok(()) => handler.passphrase(&request),
             };
             let error = match passphrase {
-                Ok(passphrase) => {
-                    if let Some((keyslot, key)) =
-                        self.open_target(device, &passphrase, &keyslots, &target, &mut attempts)
-                    {
-                        return Ok((number, self.unlocked(key, Some(keyslot), target.payload)));
-                    }
-                    TokenError::WrongPassphrase
-                }
+                Ok(passphrase) => match open(&passphrase, &keyslots) {
+                    Some(opened) => return Ok((number, opened)),
+                    None => TokenError::WrongPassphrase,
+                },
                 Err(failure) => failure.into(),
             };
             if rank(&error) > rank(&worst) {
                 worst = error;
             }
         }
-        match (worst, attempts.into_error()) {
-            (TokenError::WrongPassphrase, UnlockError::WrongPassphrase | UnlockError::NoUsableKeyslot) => {
-                Err(TokenError::WrongPassphrase)
-            }
-            (TokenError::WrongPassphrase, error) => Err(error.into()),
-            (worst, _) => Err(worst),
-        }
+        Err(worst)
     }
 
     /// Returns the tokens to try in their order, each with the keyslots to try with its passphrase.
@@ -229,6 +261,17 @@ impl From<TokenFailure> for TokenError {
             TokenFailure::NoPassphrase => Self::WrongPassphrase,
             TokenFailure::Failed => Self::Failed,
         }
+    }
+}
+
+/// Returns the error of tokens whose passphrases open no keyslot, for the reason in `error`.
+fn of_keyslots(worst: TokenError, error: UnlockError) -> TokenError {
+    match (worst, error) {
+        (TokenError::WrongPassphrase, UnlockError::WrongPassphrase | UnlockError::NoUsableKeyslot) => {
+            TokenError::WrongPassphrase
+        }
+        (TokenError::WrongPassphrase, error) => error.into(),
+        (worst, _) => worst,
     }
 }
 
