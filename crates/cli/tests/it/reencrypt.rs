@@ -120,6 +120,18 @@ fn device_is_encrypted_and_decrypted_in_place() {
 }
 
 #[test]
+fn refused_decryption_leaves_the_device_as_it_was() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let image = volume(&dir, &input, &["--sector-size", "4096"]);
+    let (before, header) = (std::fs::read(&image).unwrap(), dir.name("header"));
+    let refused = reencrypt(&image, &["--decrypt", "--header", &header, "--device-size", "1049088"]);
+    refused.fails(1, &["not aligned to encryption sector size (4096 bytes)"]);
+    assert!(std::fs::read(&image).unwrap() == before);
+    reencrypt(&image, &["--decrypt", "--header", &header]).works();
+    assert!(std::fs::read(&image).unwrap()[..LEN] == input);
+}
+
+#[test]
 fn part_of_a_device_is_encrypted_and_nothing_else_is_touched() {
     let (dir, input, rest) = (Dir::new(), noise(LEN), noise(LEN));
     let image = dir.file("plain", &[input.clone(), rest.clone()].concat());

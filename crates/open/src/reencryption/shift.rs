@@ -384,13 +384,21 @@ impl Offline {
         let store = self.data.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", self.data.path.display()))?;
         let moved = self.moved_len(new, shift)?;
+        let key = &opened.first().ok_or_else(Error::no_key)?.key;
+        // What is refused is refused before the first write.
+        let header = self.header.device.duplicate();
+        self.header.device = header.duplicate().staged()?;
+        let begun = self.begin_shifted(new, (key, opened), Some((shift, moved)));
+        let staged = std::mem::replace(&mut self.header.device, header).staged_header();
+        begun?;
         for offset in self.magics()? {
             write_all(&*store, &[0; 6], offset).context("cannot clear the header")?;
             store.sync().context("cannot clear the header")?;
         }
         copy(&*store, shift, 0, moved.min(self.data.len - shift))?;
-        let key = &opened.first().ok_or_else(Error::no_key)?.key;
-        self.begin_shifted(new, (key, opened), Some((shift, moved)))
+        let _lock = lock::header(&self.header.device, Mode::Exclusive)?;
+        let device = self.header.device.header()?;
+        staged.map_or(Ok(()), |staged| staged.write(&device, self.header.device.len))
     }
 
     /// Returns the length of the first segment that a decryption moves: the shift, or what is asked for and what the
