@@ -39,6 +39,8 @@ enum CheckedContent {
     Authenticated,
     /// The lines of a table have a key each: no single key is accepted.
     Table,
+    /// The old and the new side of a volume in re-encryption have a key each. The number of bytes of the old one.
+    Sides(usize),
 }
 
 /// A salted hash of a [`KeyCheck`].
@@ -76,9 +78,25 @@ impl KeyCheck {
         Ok(Self { content: CheckedContent::Table, bytes })
     }
 
+    /// Encrypts zeroes in the old and in the new side of a volume in re-encryption, with the key of each. For
+    /// [`KeyFingerprint::is_of`] only: no single key is accepted.
+    pub fn of_sides(sides: [(&Segment, Option<&VolumeKey>); 2]) -> Result<Self, CipherError> {
+        let (mut bytes, mut ends) = (Vec::new(), [0; 2]);
+        for ((segment, key), end) in sides.iter().zip(&mut ends) {
+            key.map_or(Ok(()), |key| encrypt_zeroes(segment, key, &mut bytes))?;
+            *end = bytes.len();
+        }
+        Ok(Self { content: CheckedContent::Sides(ends[0]), bytes })
+    }
+
+    /// Whether it is of a volume in re-encryption.
+    pub fn is_of_sides(&self) -> bool {
+        matches!(self.content, CheckedContent::Sides(_))
+    }
+
     /// Whether it is of a single key, which [`KeyCheck::is_made_with`] recognizes.
     pub fn is_of_one_key(&self) -> bool {
-        !matches!(self.content, CheckedContent::Table)
+        !matches!(self.content, CheckedContent::Table | CheckedContent::Sides(_))
     }
 
     /// Whether `key` is the one of this check.
@@ -86,7 +104,7 @@ impl KeyCheck {
         match &self.content {
             CheckedContent::Segments(segments) => Self::new(segments, key).is_ok_and(|other| other == *self),
             CheckedContent::Authenticated => Self::of_authenticated(key).is_ok_and(|other| other == *self),
-            CheckedContent::Table => false,
+            CheckedContent::Table | CheckedContent::Sides(_) => false,
         }
     }
 
@@ -95,20 +113,29 @@ impl KeyCheck {
         let mut salt = [0; 32];
         getrandom::fill(&mut salt).context("no random bytes")?;
         let salt = hex(&salt);
-        Ok(KeyFingerprint { hash: self.hash(&salt)?, salt })
-    }
-
-    fn hash(&self, salt: &str) -> Result<String, KdfError> {
-        let mut hash = [0; 32];
-        derive(&self.bytes, salt.as_bytes(), &mut hash)?;
-        Ok(hex(&hash))
+        Ok(KeyFingerprint { hash: hash(&self.bytes, &salt)?, salt })
     }
 }
 
+/// Returns the hash of a fingerprint.
+fn hash(bytes: &[u8], salt: &str) -> Result<String, KdfError> {
+    let mut hash = [0; 32];
+    derive(bytes, salt.as_bytes(), &mut hash)?;
+    Ok(hex(&hash))
+}
+
 impl KeyFingerprint {
-    /// Whether `check` was made with the same key.
+    /// Whether `check` was made with the same key; of a volume in re-encryption, with one of its keys or both.
     pub fn is_of(&self, check: &KeyCheck) -> bool {
-        check.hash(&self.salt).is_ok_and(|hash| hash == self.hash)
+        let is_of = |bytes: &[u8]| hash(bytes, &self.salt).is_ok_and(|hash| hash == self.hash);
+        match check.content {
+            CheckedContent::Sides(end) => {
+                let (old, new) = check.bytes.split_at(end);
+                // Plaintext has no key to be recognized by.
+                [&check.bytes, old, new].into_iter().any(|bytes| !bytes.is_empty() && is_of(bytes))
+            }
+            _ => is_of(&check.bytes),
+        }
     }
 }
 
@@ -174,6 +201,29 @@ mod tests {
         let fingerprint = table("11").fingerprint().unwrap();
         assert!(fingerprint.is_of(&table("11")) && !fingerprint.is_of(&table("12")));
         assert!(!table("11").is_made_with(&VolumeKey::zeroed(0)));
+    }
+
+    #[test]
+    fn fingerprint_accepts_a_volume_that_is_re_encrypted_from_or_to_its_key() {
+        let (old, new) = (segment("aes-xts-plain64", 512), segment("aes-cbc-essiv:sha256", 4096));
+        let key = |byte| VolumeKey::new(&[byte, 1].repeat(16));
+        let one = |segment: &Segment, byte| KeyCheck::new(&[*segment], &key(byte)).unwrap().fingerprint().unwrap();
+        let (first, second) = (key(0), key(2));
+        let both = KeyCheck::of_sides([(&old, Some(&first)), (&new, Some(&second))]).unwrap();
+        assert!(both.is_of_sides() && !both.is_of_one_key() && !both.is_made_with(&first));
+        assert!(both.fingerprint().unwrap().is_of(&both));
+        for (segment, byte, is_it) in [(&old, 0, true), (&new, 2, true), (&old, 2, false), (&new, 0, false)] {
+            assert_eq!(one(segment, byte).is_of(&both), is_it);
+        }
+        let plaintext = Segment::whole(None, DataUnitSize::SECTOR);
+        for (half, is_old) in
+            [([(&old, Some(&first)), (&plaintext, None)], true), ([(&plaintext, None), (&new, Some(&second))], false)]
+        {
+            let half = KeyCheck::of_sides(half).unwrap();
+            assert_eq!((one(&old, 0).is_of(&half), one(&new, 2).is_of(&half)), (is_old, !is_old));
+            let nothing = KeyCheck::new(&[plaintext], &first).unwrap().fingerprint().unwrap();
+            assert!(!nothing.is_of(&half));
+        }
     }
 
     #[test]

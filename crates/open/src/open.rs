@@ -301,7 +301,9 @@ fn open_interrupted(
     };
     let lines = Lines::of_reencryption(&state, &keys, lock, args.flags, data);
     info.segments = SegmentInfo::of_table(&lines.table);
-    info.check = KeyCheck::of_table(&lines.table).ok();
+    let [old, new] = state.sides(data.len);
+    let sides = [(&old, keys.of(PieceState::Old)), (&new, keys.of(PieceState::New))];
+    info.check = KeyCheck::of_sides(sides).ok();
     Ok(Box::new(lines))
 }
 

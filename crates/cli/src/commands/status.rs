@@ -63,7 +63,7 @@ pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Res
 fn gone(name: &Name, info: &RuntimeInfo, json: bool) -> anyhow::Result<()> {
     if json {
         // The fingerprint of the key is for a process that recovers the device.
-        let info = RuntimeInfo { key_fingerprint: None, ..info.clone() };
+        let info = RuntimeInfo { key_fingerprint: None, next: None, ..info.clone() };
         print(format_args!("{:#}\n", with_state(&info, "gone")?))?;
         return Err(CliError::Silent(Status::Device).into());
     }

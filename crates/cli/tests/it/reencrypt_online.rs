@@ -109,6 +109,11 @@ fn done(run: &Run) -> u64 {
     status(run)["done_bytes"].as_u64().expect("a number")
 }
 
+/// Returns what the state file tells a process that recovers the device.
+fn published(run: &Run) -> Value {
+    serde_json::from_slice(&std::fs::read(run.path("data.json")).expect("read")).expect("JSON")
+}
+
 fn finishes(run: &Run) {
     eventually("it is finished", || state(run), |state| state == "finished");
 }
@@ -166,6 +171,8 @@ fn volume_in_use_is_re_encrypted_and_nobody_notices() {
             (&info["segments"][0]["cipher"], &info["reencryption"]["done_bytes"]),
             (&cipher.into(), &LEN.into())
         );
+        let published = published(&run);
+        assert!(published.get("next").is_none() && published["segments"][0]["cipher"] == cipher, "{published}");
         // With its new key.
         run.call(&["suspend", "data"]).works();
         run.call_with(b"secret", &["resume", "data"]).works();
@@ -198,6 +205,9 @@ fn re_encryption_is_paused_limited_and_goes_on() {
         eventually("clients go on", requests, |done| *done > enough);
         assert_eq!((done(&run), &*state(&run)), (at, "paused"));
         assert!(run.call(&["status", "data"]).text().contains("reencryption: in-progress, paused"));
+        let (old, next) = (&published(&run)["key_fingerprint"], &published(&run)["next"]);
+        assert!(old.is_object() && next["key_fingerprint"].is_object() && next["segments"][0].is_object(), "{next}");
+        assert!(run.json(&["status", "data", "--json"]).get("next").is_none());
         // A volume with two keys.
         for verb in [&["suspend", "data"][..], &["resize", "data"]] {
             run.call(verb).fails(5, &["is being re-encrypted, and cannot be", "hint: "]);

@@ -106,6 +106,8 @@ pub struct OnlineOptions {
     pub rate: Option<u64>,
     /// Holes of the store stay holes, and read as other bytes afterwards.
     pub keeps_holes: bool,
+    /// Takes what is going to be new, before the first zone is written.
+    pub begun: Box<dyn FnOnce(Finished) + Send>,
     /// Takes what is new when it has finished.
     pub finished: Box<dyn FnOnce(Finished) + Send>,
 }
@@ -240,6 +242,7 @@ impl Online {
         if lock.is_some() {
             *held(&self.lock) = lock;
         }
+        (options.begun)(job.finished()?);
         let shared = Arc::new(Shared::new(options.rate, &job));
         let thread = {
             let shared = Arc::clone(&shared);
@@ -519,6 +522,16 @@ impl Job {
             _ => None,
         };
         self.device.reload_with_keys(mapping, &key.into_iter().collect::<Vec<_>>())?;
+        self.finished()
+    }
+
+    /// Returns what is new when all zones are.
+    fn finished(&self) -> Result<Finished> {
+        let segments = [self.state.sides(self.device.len())[1]];
+        let key = match self.content(&segments[0], PieceState::New)? {
+            Content::Crypt(key) => Some(key),
+            _ => None,
+        };
         Ok(Finished {
             segments: segments.iter().map(|one| SegmentInfo::of(one, key.map_or(0, VolumeKey::len))).collect(),
             check: key.and_then(|key| KeyCheck::new(&segments, key).ok()),

@@ -64,6 +64,9 @@ pub struct RuntimeInfo {
     /// Recognizes the key when the process has died. In the state file only.
     #[serde(default, alias = "stamp", skip_serializing_if = "Option::is_none")]
     pub key_fingerprint: Option<KeyFingerprint>,
+    /// What it is going to be, if it is re-encrypted. In the state file only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextVolume>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether discards reach the underlying device.
@@ -100,6 +103,16 @@ pub struct RuntimeInfo {
     pub ring: String,
     /// Number of workers or threads.
     pub threads: usize,
+}
+
+/// A volume after the re-encryption that has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextVolume {
+    /// Its targets.
+    pub segments: Vec<SegmentInfo>,
+    /// Recognizes its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_fingerprint: Option<KeyFingerprint>,
 }
 
 /// A running volume and its current state.
@@ -174,6 +187,7 @@ impl RuntimeInfo {
             devices: volume.devices,
             check: volume.check,
             key_fingerprint: None,
+            next: None,
             read_only: access.read_only,
             allow_discards: access.allow_discards,
             zero_holes: device.mapping().has_zero_holes(),
@@ -232,17 +246,23 @@ impl RuntimeInfo {
     /// Refuses another volume for a device that awaits recovery: its users would read and destroy that one.
     pub fn check_same_volume(&self, new: &Self) -> Result<()> {
         let source = |info: &Self| (info.kind.clone(), info.device.clone(), info.uuid.clone(), info.hash.clone());
-        let mapping = |info: &Self| (info.segments.clone(), info.read_only, info.zero_holes);
-        let same_key = match (&self.key_fingerprint, &new.check) {
+        let access = |info: &Self| (info.read_only, info.zero_holes);
+        // The segments of one in re-encryption are where its boundary was: the digest of its header confirms them.
+        let is_between = new.check.as_ref().is_some_and(KeyCheck::is_of_sides);
+        let has_its_key = |fingerprint: &Option<KeyFingerprint>| match (fingerprint, &new.check) {
             (Some(fingerprint), Some(check)) => fingerprint.is_of(check),
             (None, _) => !new.has_key(),
             (Some(_), None) => false,
         };
-        if source(self) == source(new) && mapping(self) == mapping(new) {
-            if same_key {
-                return Ok(());
-            }
-            return Err(Error::RecoveredKey { name: self.name.clone() });
+        let next = self.next.iter().map(|next| (&next.segments, &next.key_fingerprint));
+        let known = std::iter::once((&self.segments, &self.key_fingerprint)).chain(next);
+        let is_known = |(segments, _): &(&Vec<SegmentInfo>, _)| is_between || **segments == new.segments;
+        let mut fitting = known.filter(is_known).map(|(_, fingerprint)| has_its_key(fingerprint)).peekable();
+        if source(self) == source(new) && access(self) == access(new) && fitting.peek().is_some() {
+            return match fitting.any(|has_its_key| has_its_key) {
+                true => Ok(()),
+                false => Err(Error::RecoveredKey { name: self.name.clone() }),
+            };
         }
         let (name, kind) = (self.name.clone(), self.kind.clone());
         Err(Error::RecoveredVolume { name, kind, device: path_text::text_of(&self.device).into_owned() })
@@ -467,6 +487,49 @@ pub(super) mod tests {
         unknown.check_same_volume(&info()).unwrap_err();
         let raw = |info: RuntimeInfo| RuntimeInfo { segments: Vec::new(), check: None, key_fingerprint: None, ..info };
         raw(info()).check_same_volume(&raw(info())).unwrap();
+    }
+
+    #[test]
+    fn device_of_a_volume_in_re_encryption_is_recovered_at_any_time() {
+        let segment = Segment::whole(Some("aes-xts-plain64".parse().unwrap()), DataUnitSize::SECTOR);
+        let volume_key = |byte| VolumeKey::new(&[byte, 1].repeat(32));
+        let (old, new) = (volume_key(0), volume_key(2));
+        let sides = |keys: [&VolumeKey; 2]| KeyCheck::of_sides(keys.map(|key| (&segment, Some(key)))).unwrap();
+        let of_file = |info: &RuntimeInfo| -> RuntimeInfo {
+            serde_json::from_slice(&serde_json::to_vec(&info).unwrap()).unwrap()
+        };
+        let other_segments = |info: RuntimeInfo| {
+            let mut segments = info.segments.clone();
+            segments[0].key_bits = 256;
+            RuntimeInfo { segments, ..info }
+        };
+        let next = |byte| {
+            let key_fingerprint = Some(key(byte).fingerprint().unwrap());
+            Some(NextVolume { segments: other_segments(info()).segments, key_fingerprint })
+        };
+        let opened = |check| RuntimeInfo { check: Some(check), key_fingerprint: None, ..info() };
+        let (between, after) = (other_segments(opened(sides([&old, &new]))), other_segments(opened(key(2))));
+        // Left by a process with the old key, which has begun or not.
+        let (before, begun) = (of_file(&info()), of_file(&RuntimeInfo { next: next(2), ..info() }));
+        for left in [&before, &begun] {
+            left.check_same_volume(&opened(key(0))).unwrap();
+            left.check_same_volume(&between).unwrap();
+            let other = other_segments(opened(sides([&volume_key(4), &volume_key(6)])));
+            assert!(matches!(left.check_same_volume(&other), Err(Error::RecoveredKey { .. })));
+            let elsewhere = RuntimeInfo { uuid: Some("other".to_owned()), ..between.clone() };
+            assert!(matches!(left.check_same_volume(&elsewhere), Err(Error::RecoveredVolume { .. })));
+        }
+        begun.check_same_volume(&after).unwrap();
+        assert!(matches!(before.check_same_volume(&after), Err(Error::RecoveredVolume { .. })));
+        // The keys and the segments belong together.
+        assert!(matches!(begun.check_same_volume(&other_segments(opened(key(0)))), Err(Error::RecoveredKey { .. })));
+        assert!(matches!(begun.check_same_volume(&opened(key(2))), Err(Error::RecoveredKey { .. })));
+        // Left by a process that has opened it in re-encryption.
+        let key_fingerprint = Some(sides([&old, &new]).fingerprint().unwrap());
+        let left = of_file(&RuntimeInfo { key_fingerprint, next: next(2), ..between.clone() });
+        left.check_same_volume(&RuntimeInfo { segments: Vec::new(), ..between }).unwrap();
+        left.check_same_volume(&after).unwrap();
+        assert!(matches!(left.check_same_volume(&opened(sides([&old, &old]))), Err(Error::RecoveredKey { .. })));
     }
 
     #[test]

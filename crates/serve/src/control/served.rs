@@ -14,7 +14,7 @@ use inlock_volume::{Printable, Table, VolumeKey};
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
-use super::info::{Described, RuntimeInfo, VolumeStatus};
+use super::info::{Described, NextVolume, RuntimeInfo, VolumeStatus};
 use super::metrics::Sample;
 use super::openmetrics::{self, Text};
 use crate::error::{Error, Reply, Result, ResultExt, Told};
@@ -101,20 +101,25 @@ impl ServedVolume {
         info.clone()
     }
 
+    /// Returns the description without what is for the state file alone.
+    fn told(&self) -> RuntimeInfo {
+        RuntimeInfo { next: None, ..self.info().clone() }
+    }
+
     /// Returns the status. Does not block.
     pub fn status(&self) -> VolumeStatus {
         let snapshot = self.device.stats().snapshot();
         VolumeStatus {
             key_present: self.key_present.load(Ordering::Acquire),
             close_deferred: self.hooks.is_close_deferred(),
-            ..VolumeStatus::of(self.info().clone(), &self.device, &*self.layer, &snapshot)
+            ..VolumeStatus::of(self.told(), &self.device, &*self.layer, &snapshot)
         }
     }
 
     /// Describes the volume without its counters and latencies. Does not block.
     pub fn describe(&self) -> Described {
         let store_errors = self.device.stats().snapshot().store_errors;
-        Described { info: self.info().clone(), suspended: self.device.is_suspended(), closing: false, store_errors }
+        Described { info: self.told(), suspended: self.device.is_suspended(), closing: false, store_errors }
     }
 
     /// Writes the metrics of the volume among those of others.
@@ -284,17 +289,27 @@ impl ServedVolume {
                 self.check_writable()?;
                 let Some(pipe) = pipe else { return Err(Error::KeyMissing { name }) };
                 let joined = pipe::read_key(&pipe).context("cannot receive the keys")?;
-                let (info, files) = (Arc::clone(&self.info), self.files.clone());
-                let finished = Box::new(move |new: Finished| {
-                    let mut info = info.lock().unwrap_or_else(PoisonError::into_inner);
-                    (info.segments, info.check) = (new.segments, new.check);
-                    // The next change publishes it if this fails.
-                    let _ = files.map(|files| files.publish(&info));
+                let change = |change: fn(&mut RuntimeInfo, Finished)| {
+                    let (info, files) = (Arc::clone(&self.info), self.files.clone());
+                    Box::new(move |new: Finished| {
+                        let mut info = info.lock().unwrap_or_else(PoisonError::into_inner);
+                        change(&mut info, new);
+                        // The next change publishes it if this fails.
+                        let _ = files.map(|files| files.publish(&info));
+                    })
+                };
+                // A device that awaits recovery is found to be of this volume at any time.
+                let begun = change(|info, new| {
+                    let key_fingerprint = new.check.and_then(|check| check.fingerprint().ok());
+                    info.next = Some(NextVolume { segments: new.segments, key_fingerprint });
                 });
+                let finished =
+                    change(|info, new| (info.segments, info.check, info.next) = (new.segments, new.check, None));
                 let options = OnlineOptions {
                     longest_zone: request["zone"].as_u64(),
                     rate: request["rate"].as_u64(),
                     keeps_holes: request["keep_holes"] == true,
+                    begun,
                     finished,
                 };
                 let check = self.info().check.clone();
