@@ -166,7 +166,7 @@ impl Arguments {
 
 /// Converts an argument to the name of a running volume: the name itself, or the path of its device or of a link to it
 /// in `/dev/inlock` or `/dev/mapper`.
-fn running_name(word: PathBuf) -> anyhow::Result<Name> {
+pub(crate) fn running_name(word: PathBuf) -> anyhow::Result<Name> {
     if !word.is_absolute() {
         return name_of(word);
     }

@@ -8,7 +8,6 @@ struct LeftOut {
 }
 
 const OPTIONS: &[LeftOut] = &[
-    LeftOut { reason: "Inlock re-encrypts an open volume by `reencrypt NAME --start`", options: &["active-name"] },
     LeftOut {
         reason: "Inlock does not use the encryption of drives (OPAL)",
         options: &["disable-sum", "hw-opal", "hw-opal-factory-reset", "hw-opal-only"],
@@ -76,7 +75,6 @@ mod tests {
             assert!(arg.get_long().is_none_or(|long| reason(&format!("--{long}")).is_none()), "{arg:?}");
             assert!(arg.get_short().is_none_or(|short| reason(&format!("-{short}")).is_none()), "{arg:?}");
         }
-        assert!(reason("--active-name").is_some());
         for name in ["--nonsense", "-integrity", "integrity", "-"] {
             assert_eq!(reason(name), None, "{name}");
         }

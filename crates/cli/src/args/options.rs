@@ -530,6 +530,9 @@ pub(crate) struct Options {
     /// Resume initialized LUKS2 reencryption only
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub resume_only: bool,
+    /// Re-encrypt the open volume of this name
+    #[arg(long, value_name = "NAME", help_heading = "Re-encryption")]
+    pub active_name: Option<PathBuf>,
     /// Start to re-encrypt an open volume
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Re-encryption")]
     pub start: bool,

@@ -146,6 +146,10 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
         // The table replaces the source; messages about it name the option.
         words.insert(position.min(words.len()), "--table".into());
     }
+    if let Some(name) = options.active_name.as_ref().filter(|_| words.is_empty()) {
+        // The open volume replaces the source.
+        words.push(name.into());
+    }
     if options.config.is_some() && words.is_empty() {
         // The file replaces the source.
         words.push("--config".into());

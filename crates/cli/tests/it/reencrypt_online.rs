@@ -1,11 +1,14 @@
 //! `reencrypt NAME --start`: clients of an open volume while it is re-encrypted, paused, killed and opened again.
 
 use crate::harness::control::{Named, Run};
-use crate::harness::{Dir, FAST, call, call_with};
+use crate::harness::killed::Killed;
+use crate::harness::{Dir, FAST, call, call_with, inlock, noise};
 use inlock_tests::random::Random;
 use inlock_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::process::Command;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of a volume of [`Dir::luks2`].
@@ -204,7 +207,7 @@ fn re_encryption_is_paused_limited_and_goes_on() {
         let enough = requests() + 200;
         eventually("clients go on", requests, |done| *done > enough);
         assert_eq!((done(&run), &*state(&run)), (at, "paused"));
-        assert!(run.call(&["status", "data"]).text().contains("reencryption: in-progress, paused"));
+        assert!(run.call(&["status", "data"]).text().contains("reencryption:  in-progress, paused"));
         let (old, next) = (&published(&run)["key_fingerprint"], &published(&run)["next"]);
         assert!(old.is_object() && next["key_fingerprint"].is_object() && next["segments"][0].is_object(), "{next}");
         assert!(run.json(&["status", "data", "--json"]).get("next").is_none());
@@ -293,7 +296,11 @@ fn impossible_re_encryption_of_an_open_volume_is_refused() {
     start(&[]).fails(4, &["data is not active"]);
     let server = Named::start(&run, "data", &[&image]);
     start(&["--sector-size", "4096"]).fails(1, &["sector size increase is not supported for an open volume."]);
-    start(&["--encrypt"]).fails(1, &["An open volume is only re-encrypted, as a whole."]);
+    start(&["--encrypt"]).fails(1, &["An open volume is only re-encrypted or decrypted, as a whole"]);
+    start(&["--decrypt"]).fails(1, &["--decrypt, --init-only and --resume-only go with --active-name."]);
+    let active = ["reencrypt", "--active-name", "data"];
+    run.call(&[&active[..], &["--resume-only"]].concat()).fails(1, &["Device reencryption not in progress."]);
+    run.call(&[&active[..], &["--decrypt"]].concat()).fails(1, &["its data would move"]);
     start(&["--pause"]).fails(1, &["cannot be combined"]);
     let wrong = [&["reencrypt", "data", "--start"], &FAST[..]].concat();
     run.call_with(b"wrong", &wrong).fails(2, &["No key available with this passphrase."]);
@@ -310,6 +317,63 @@ fn impossible_re_encryption_of_an_open_volume_is_refused() {
     let luks1 = dir.luks1("luks1");
     let _server = Named::start(&run, "data", &[&luks1]);
     start(&[]).fails(1, &["it is no LUKS2 volume"]);
+}
+
+/// The options are cryptsetup's, and the command waits for the end.
+#[test]
+fn open_volume_is_found_by_its_name_or_device_and_re_encrypted_to_the_end() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let image = dir.luks2("image");
+    let before = content(&image);
+    let _server = Named::start(&run, "data", &[&image]);
+    let reencrypt =
+        |words: &[&str]| run.call_with(b"secret", &[&["reencrypt", "-q"], words, &FAST[..], &ZONE].concat());
+    for words in [&["--active-name", "data"][..], &["--active-name", "/dev/mapper/data"], &[&image]] {
+        let key = published(&run)["key_fingerprint"].clone();
+        reencrypt(words).works();
+        assert!(state(&run) == "finished" && published(&run)["key_fingerprint"] != key, "{words:?}");
+    }
+    reencrypt(&["--active-name", "data", "--init-only"]).works();
+    assert_eq!((&*state(&run), done(&run)), ("paused", 0));
+    reencrypt(&["--active-name", "data", "--init-only"]).fails(1, &["already initialized"]);
+    reencrypt(&[&image, "--resume-only"]).works();
+    assert_eq!(state(&run), "finished");
+
+    let mut command = inlock();
+    command.args(["reencrypt", "--active-name", "data", "--rate", "64K"].iter().chain(&FAST).chain(&ZONE));
+    command.env("INLOCK_RUN_DIR", run.path("")).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut waiting = Killed(command.spawn().expect("it starts"));
+    waiting.stdin.take().expect("a pipe").write_all(b"secret").expect("it reads");
+    let has_begun = || run.call(&["reencrypt", "data", "--status"]).text().contains("running");
+    eventually("it has begun", has_begun, |begun| *begun);
+    eventually("zones are written", || done(&run), |done| *done > 0);
+    let ctrl_c = || kill_process(Pid::from_child(&waiting), Signal::INT);
+    eventually("it is paused", || (ctrl_c(), state(&run)).1, |state| state == "paused");
+    let mut said = String::new();
+    waiting.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    assert!(
+        waiting.wait().expect("it ends").code() == Some(1) && said.contains("`inlock reencrypt data --resume`"),
+        "{said}"
+    );
+    run.call(&["reencrypt", "data", "--rate", "0"]).works();
+    reencrypt(&["--active-name", "data"]).works();
+    run.call(&["close", "data"]).works();
+    assert!(content(&image) == before);
+}
+
+#[test]
+fn open_volume_with_a_detached_header_is_decrypted() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let (plain, header) = (noise(LEN), dir.name("header"));
+    let image = dir.file("image", &plain);
+    let words = ["reencrypt", "-q", "--encrypt", "--header", &header, &image];
+    call_with(b"secret", words.iter().chain(&FAST)).works();
+    let server = Named::start(&run, "data", &["--header", &header, &image]);
+    let words = [&["reencrypt", "-q", "--active-name", "data", "--decrypt"], &FAST[..], &ZONE].concat();
+    run.call_with(b"secret", &words).works();
+    assert!(server.connect().read(0, LEN).expect("as it should") == plain);
+    run.call(&["close", "data"]).works();
+    assert!(std::fs::read(&image).unwrap() == plain);
 }
 
 /// A small file system in memory.

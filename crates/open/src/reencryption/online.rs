@@ -106,6 +106,8 @@ pub struct OnlineOptions {
     pub rate: Option<u64>,
     /// Holes of the store stay holes, and read as other bytes afterwards.
     pub keeps_holes: bool,
+    /// It waits before the first zone.
+    pub is_paused: bool,
     /// Takes what is going to be new, before the first zone is written.
     pub begun: Box<dyn FnOnce(Finished) + Send>,
     /// Takes what is new when it has finished.
@@ -242,8 +244,8 @@ impl Online {
         if lock.is_some() {
             *held(&self.lock) = lock;
         }
+        let shared = Arc::new(Shared::new(&options, &job));
         (options.begun)(job.finished()?);
-        let shared = Arc::new(Shared::new(options.rate, &job));
         let thread = {
             let shared = Arc::clone(&shared);
             let run = move || {
@@ -348,10 +350,11 @@ impl Progress {
 }
 
 impl Shared {
-    fn new(rate: Option<u64>, job: &Job) -> Self {
+    fn new(options: &OnlineOptions, job: &Job) -> Self {
         let total = job.device.len();
-        let done = job.state.pieces.done(total);
-        let progress = Progress { wish: Wish::Run, is_parked: false, rate, done, total, outcome: None };
+        let (done, rate) = (job.state.pieces.done(total), options.rate);
+        let wish = if options.is_paused { Wish::Pause } else { Wish::Run };
+        let progress = Progress { wish, is_parked: options.is_paused, rate, done, total, outcome: None };
         Self { progress: Mutex::new(progress), changed: Condvar::new() }
     }
 

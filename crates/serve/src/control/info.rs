@@ -442,7 +442,7 @@ fn sectors(number: u64) -> String {
 fn write_reencryption(f: &mut fmt::Formatter<'_>, online: Option<&OnlineStatus>) -> fmt::Result {
     let Some(online) = online.filter(|online| online.state != OnlineState::Finished) else { return Ok(()) };
     let OnlineStatus { state, done_bytes, total_bytes, .. } = online;
-    writeln!(f, "  reencryption: in-progress, {state}, {done_bytes} of {total_bytes} bytes")
+    writeln!(f, "  reencryption:  in-progress, {state}, {done_bytes} of {total_bytes} bytes")
 }
 
 #[cfg(test)]
@@ -602,7 +602,7 @@ pub(super) mod tests {
             "  mode:    read/write recovery",
             "  flags:   discards same_cpu_crypt ignore_corruption",
             "  metrics: unix:/socket",
-            "  reencryption: in-progress, running, 5 of 10 bytes",
+            "  reencryption:  in-progress, running, 5 of 10 bytes",
             "  tags:    3 mismatches",
             "  verified: 7 data blocks, 6 hash blocks; 5 corrupted",
         ] {

@@ -309,6 +309,7 @@ impl ServedVolume {
                     longest_zone: request["zone"].as_u64(),
                     rate: request["rate"].as_u64(),
                     keeps_holes: request["keep_holes"] == true,
+                    is_paused: request["paused"] == true,
                     begun,
                     finished,
                 };

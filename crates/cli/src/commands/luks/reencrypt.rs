@@ -25,7 +25,7 @@ use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 use self::luks1::Luks1Args;
 use self::online::OnlineArgs;
 use self::volume_keys::{has_volume_key, new_key_of};
-use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of};
+use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of, running_name};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes, key_len_of};
@@ -43,14 +43,22 @@ pub(crate) const ACTION: Action = Action {
     about: "re-encrypt, encrypt or decrypt a LUKS volume in place",
     prepare: |options, mut arguments| {
         if OnlineArgs::is_asked(&options) {
-            let args = OnlineArgs::new(options, arguments.name()?)?;
+            let active = options.active_name.clone().map(running_name).transpose()?;
+            let name = active.map_or_else(|| arguments.name(), Ok)?;
+            let args = OnlineArgs::new(options, name)?;
             return Ok(Prepared::new(move || scrubbed(|| args.run())));
         }
         let image = arguments.path()?;
         let name = arguments.optional().map(name_of).transpose()?;
         let luks1 = Luks1Args::new(&options, image.clone(), name.is_some())?;
         let args = ReencryptArgs::new(&options, image, name)?;
-        Ok(Prepared::new(move || scrubbed(|| if luks1.is_asked()? { luks1.run() } else { args.run() })))
+        Ok(Prepared::new(move || {
+            scrubbed(|| match online::volume_on(&args.at.image)? {
+                Some(name) => OnlineArgs::new(options, name)?.run(),
+                None if luks1.is_asked()? => luks1.run(),
+                None => args.run(),
+            })
+        }))
     },
 };
 
@@ -74,6 +82,7 @@ const REENCRYPTION: &[&str] = &[
     "volume-key-file",
     "volume-key-keyring",
     "force-no-keyslots",
+    "active-name",
     "use-fsync",
     "use-directio",
     "write-log",

@@ -1,9 +1,12 @@
-//! `reencrypt NAME --start`, and `--pause`, `--resume`, `--rate`, `--status`: re-encryption of an open volume.
+//! `reencrypt NAME --start`, and `--pause`, `--resume`, `--rate`, `--status`: re-encryption of an open volume. With
+//! `--active-name`, as in cryptsetup, it goes to the end.
 //!
 //! This process asks for passphrases and begins the re-encryption in a copy of the header. The process of the volume,
 //! which has the device, writes the header, gets both volume keys, and does the rest.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use inlock_open::ErrorKind;
@@ -11,21 +14,40 @@ use inlock_open::open::ask_key;
 use inlock_open::reencryption::Offline;
 use inlock_open::reencryption::online::{OnlineState, OnlineStatus};
 use inlock_serve::control::client::Client;
+use inlock_serve::control::files::Files;
 use inlock_serve::control::name::Name;
+use inlock_serve::control::state_file::StateFile;
 use inlock_serve::pipe;
 use inlock_volume::VolumeKey;
+use inlock_volume::luks2::reencryption::ReencryptionMode;
 use serde_json::{Value, json};
 
-use super::{ReencryptArgs, already, not_begun};
+use super::{ReencryptArgs, already, has_reached_end, interrupted, not_begun};
 use crate::args::options::Options;
 use crate::commands::running_key::RunningKey;
 use crate::error::CliError;
 use crate::host::context;
 use crate::ui::print::print;
+use crate::ui::progress::Show;
+
+/// Interval at which the end of a re-encryption is looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Returns the name of the open LUKS2 volume on an image or a device.
+pub(super) fn volume_on(image: &Path) -> anyhow::Result<Option<Name>> {
+    let Ok(image) = image.canonicalize() else { return Ok(None) };
+    let is_on = |files: &Files| {
+        let state = files.is_alive().then(|| files.state());
+        matches!(state, Some(StateFile::Whole(info)) if info.kind == "LUKS2" && info.device == image)
+    };
+    Ok(Files::all()?.into_iter().find(is_on).map(|files| files.name().clone()))
+}
 
 /// Command for the re-encryption of an open volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
+    /// Starts or goes on, and waits for the end.
+    Run,
     Start,
     Pause,
     Resume,
@@ -46,7 +68,8 @@ pub(super) struct OnlineArgs {
 impl OnlineArgs {
     /// Whether the options are for an open volume.
     pub(super) fn is_asked(options: &Options) -> bool {
-        options.start || options.pause || options.resume || options.status || options.rate.is_some()
+        let is_verb = options.start || options.pause || options.resume || options.status;
+        is_verb || options.rate.is_some() || options.active_name.is_some()
     }
 
     /// Returns what the options ask of the open volume `name`.
@@ -59,7 +82,8 @@ impl OnlineArgs {
         ];
         let asked: Vec<Verb> = verbs.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, verb)| verb).collect();
         let verb = match (&asked[..], options.rate) {
-            ([], Some(_)) => Verb::Rate,
+            ([], Some(_)) if options.active_name.is_none() => Verb::Rate,
+            ([], _) => Verb::Run,
             ([verb], None) | ([verb @ (Verb::Start | Verb::Resume)], Some(_)) => *verb,
             _ => {
                 return Err(CliError::usage(
@@ -68,9 +92,13 @@ impl OnlineArgs {
                 ));
             }
         };
-        let is_other = options.encrypt || options.decrypt || options.init_only || options.resume_only;
+        let is_cryptsetup = options.decrypt || options.init_only || options.resume_only;
+        let is_other = options.encrypt && !options.resume_only || is_cryptsetup && verb != Verb::Run;
         if is_other || options.reduce_device_size.is_some() || options.device_size.is_some() {
-            return Err(CliError::usage("An open volume is only re-encrypted, as a whole."));
+            return Err(CliError::usage(
+                "An open volume is only re-encrypted or decrypted, as a whole; --decrypt, --init-only and --resume-only \
+                 go with --active-name.",
+            ));
         }
         Ok(Self { name, verb, rate: options.rate, json: options.json, options })
     }
@@ -89,30 +117,89 @@ impl OnlineArgs {
                 self.tell("resume", None)
             }
             Verb::Resume if found.as_ref().is_some_and(|found| found.state == OnlineState::Running) => {
-                let text = format!("Volume {} is being re-encrypted already.", self.name);
-                Err(inlock_open::Error::new(ErrorKind::AlreadyReencrypted, text).into())
+                Err(self.is_running())
             }
-            Verb::Resume => {
-                let source = RunningKey::new(&self.options)?.source(&client.status()?.info)?;
-                let joined = ask_key(context(), &source)?;
-                self.tell("resume", Some(&joined))
-            }
+            Verb::Run => self.run_to_the_end(&mut client, found.map(|found| found.state)),
+            Verb::Resume => self.go_on(&mut client),
             Verb::Start => {
                 match found.as_ref().map(|found| found.state) {
                     None | Some(OnlineState::Finished) => {}
                     Some(_) => return Err(already().into()),
                 }
-                let offline = self.begin(&mut client)?;
-                if let Some(staged) = offline.staged() {
-                    let pipe = pipe::streamed(serde_json::to_vec(&staged)?).context("cannot pass the header")?;
-                    self.send(json!({"command": "reencrypt", "action": "begin"}), Some(&pipe))?;
-                }
-                let joined = offline.joined_key()?;
-                // The process of the volume takes the lock.
-                drop(offline);
-                self.tell("start", Some(&joined))
+                self.start(&mut client)
             }
         }
+    }
+
+    fn run_to_the_end(&self, client: &mut Client, state: Option<OnlineState>) -> anyhow::Result<()> {
+        let is_new = matches!(state, None | Some(OnlineState::Finished));
+        match state {
+            _ if is_new && self.options.resume_only => return Err(not_begun().into()),
+            _ if is_new => self.start(client)?,
+            _ if self.options.init_only => return Err(already().into()),
+            Some(OnlineState::Paused) => self.tell("resume", None)?,
+            Some(OnlineState::Running) => return Err(self.is_running()),
+            _ => self.go_on(client)?,
+        }
+        if self.options.init_only { Ok(()) } else { self.wait() }
+    }
+
+    /// Waits for the end, and shows how far it is. A signal pauses it.
+    fn wait(&self) -> anyhow::Result<()> {
+        let Options { batch_mode, progress_json, progress_frequency, .. } = self.options;
+        let show = Show::from_options(batch_mode, progress_json, progress_frequency);
+        let mut client = Client::of(context(), &self.name)?;
+        let device = client.status()?.info.device;
+        let mut failure = None;
+        let has_ended = has_reached_end(show, &device, |watch| {
+            loop {
+                let found = client.status().map_err(anyhow::Error::from);
+                let found = found.and_then(|status| status.reencryption.ok_or_else(|| not_begun().into()));
+                let Some(found) = found.map_err(|error| failure = Some(error)).ok() else { return Ok(false) };
+                if watch(found.done_bytes, found.total_bytes).is_break() {
+                    failure = self.tell("pause", None).err();
+                    return Ok(false);
+                }
+                match found.state {
+                    OnlineState::Finished => return Ok(true),
+                    OnlineState::Running => std::thread::sleep(POLL_INTERVAL),
+                    _ => {
+                        let text = found.error.map(|text| format!("Volume {}: {text}.", self.name));
+                        failure = text.map(|text| inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
+                        return Ok(false);
+                    }
+                }
+            }
+        })?;
+        match failure {
+            Some(error) => Err(error),
+            None if has_ended => Ok(()),
+            None => Err(interrupted(format!("it is paused; go on with `inlock reencrypt {} --resume`", self.name))),
+        }
+    }
+
+    fn is_running(&self) -> anyhow::Error {
+        let text = format!("Volume {} is being re-encrypted already.", self.name);
+        inlock_open::Error::new(ErrorKind::AlreadyReencrypted, text).into()
+    }
+
+    /// Goes on with what was interrupted before the volume was opened.
+    fn go_on(&self, client: &mut Client) -> anyhow::Result<()> {
+        let source = RunningKey::new(&self.options)?.source(&client.status()?.info)?;
+        let joined = ask_key(context(), &source)?;
+        self.tell("resume", Some(&joined))
+    }
+
+    fn start(&self, client: &mut Client) -> anyhow::Result<()> {
+        let offline = self.begin(client)?;
+        if let Some(staged) = offline.staged() {
+            let pipe = pipe::streamed(serde_json::to_vec(&staged)?).context("cannot pass the header")?;
+            self.send(json!({"command": "reencrypt", "action": "begin"}), Some(&pipe))?;
+        }
+        let joined = offline.joined_key()?;
+        // The process of the volume takes the lock.
+        drop(offline);
+        self.tell("start", Some(&joined))
     }
 
     /// Begins in a copy of the header.
@@ -137,15 +224,25 @@ impl OnlineArgs {
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
         }
         let has_begun = offline.has_begun()?;
-        if has_begun { args.unlock(offline) } else { args.begin_open(offline) }
+        match args.mode {
+            _ if has_begun => args.unlock(offline),
+            ReencryptionMode::Decrypt if offline.header().volume.data_offset() > 0 => {
+                let text = format!("Volume {} cannot be decrypted: its data would move.", self.name);
+                Err(CliError::refused(text, "close it first"))
+            }
+            ReencryptionMode::Decrypt => args.begin_decryption(offline),
+            _ => args.begin_open(offline),
+        }
     }
 
     /// Sends a command to the process of the volume.
     fn tell(&self, action: &str, joined: Option<&VolumeKey>) -> anyhow::Result<()> {
         let rate = self.rate.filter(|rate| *rate > 0);
         let (zone, holes) = (self.options.hotzone_size, self.options.keep_holes);
-        let request =
-            json!({"command": "reencrypt", "action": action, "rate": rate, "zone": zone, "keep_holes": holes});
+        let request = json!({
+            "command": "reencrypt", "action": action, "rate": rate, "zone": zone, "keep_holes": holes,
+            "paused": self.options.init_only,
+        });
         let pipe = joined.map(|key| pipe::filled(key.as_bytes())).transpose().context("cannot pass the keys")?;
         self.send(request, pipe.as_ref())
     }
