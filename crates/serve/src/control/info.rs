@@ -64,7 +64,7 @@ pub struct RuntimeInfo {
     /// Recognizes the key when the process has died. In the state file only.
     #[serde(default, alias = "stamp", skip_serializing_if = "Option::is_none")]
     pub key_fingerprint: Option<KeyFingerprint>,
-    /// What it is going to be, if it is re-encrypted. In the state file only.
+    /// The volume after its re-encryption, if one has begun. In the state file only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NextVolume>,
     /// Whether writes are refused.

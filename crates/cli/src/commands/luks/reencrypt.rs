@@ -2,12 +2,12 @@
 
 mod luks1;
 mod online;
+mod progress;
 mod volume_keys;
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
@@ -24,6 +24,7 @@ use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 
 use self::luks1::Luks1Args;
 use self::online::OnlineArgs;
+use self::progress::{Watch, has_reached_end, interrupted};
 use self::volume_keys::{has_volume_key, new_key_of};
 use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of, running_name};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
@@ -31,8 +32,7 @@ use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes, key_len_of};
 use crate::error::{CliError, Status};
 use crate::host::context;
-use crate::system::signals;
-use crate::ui::progress::{Progress, Show};
+use crate::ui::progress::Show;
 use crate::ui::terminal;
 
 pub(crate) const ACTION: Action = Action {
@@ -505,32 +505,6 @@ impl ReencryptArgs {
     }
 }
 
-/// Takes the number of bytes that are done, and that of all, after each zone.
-type Watch<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
-
-/// Shows the progress of a run on an image, and stops it at a signal. Returns whether it has reached the end.
-fn has_reached_end(
-    show: Show,
-    image: &Path,
-    run: impl FnOnce(&mut Watch<'_>) -> inlock_open::Result<bool>,
-) -> anyhow::Result<bool> {
-    let caught = signals::catch()?;
-    let (mut progress, mut last) = (None, 0);
-    let has_ended = run(&mut |done, total| {
-        let shown = progress.get_or_insert_with(|| {
-            last = done;
-            Progress::start(show, image, Some(total - done), false)
-        });
-        shown.add(done - last);
-        last = done;
-        if caught.take().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
-    if let Some(progress) = progress.filter(|_| has_ended) {
-        progress.finish();
-    }
-    Ok(has_ended)
-}
-
 /// Returns new keyslots with the key derivations of these, as far as those can be used.
 fn kept_costs(volume: &Volume, numbers: &[u32]) -> Vec<(u32, NewKeyslot)> {
     let Volume::Luks2(luks2) = volume else { return Vec::new() };
@@ -681,11 +655,6 @@ impl Resilience {
 
 fn unsupported_sector() -> anyhow::Error {
     CliError::usage("Unsupported encryption sector size.")
-}
-
-/// The error of a re-encryption that a signal has stopped.
-fn interrupted(hint: String) -> anyhow::Error {
-    CliError::Remote("Reencryption interrupted.".to_owned(), Some(hint), Status::Wrong).into()
 }
 
 fn already() -> inlock_open::Error {

@@ -6,6 +6,7 @@ use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
 use crate::luks2::digest::computable;
+use crate::luks2::token::{TokenError, TokenHandler, TokenOptions, of_keyslots};
 use crate::luks2::unlock::by_priority;
 use crate::pbkdf::KdfLimits;
 use crate::secret::Secret;
@@ -74,6 +75,28 @@ impl Luks2 {
         let keys = self.unlock_sides(&found, device, passphrase, options)?;
         self.verify_reencryption(&found, &keys, &options.limits)?;
         Ok((found, keys))
+    }
+
+    /// Unlocks both keys of a volume that is re-encrypted with the passphrase of a token, as
+    /// [`Luks2::unlock_with_tokens`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::unlock_with_tokens`], and as [`Luks2::unlock_reencryption`].
+    pub fn unlock_reencryption_with_tokens(
+        &self,
+        device: &dyn HeaderDevice,
+        handler: &mut dyn TokenHandler,
+        tokens: &TokenOptions,
+        options: &UnlockOptions,
+    ) -> Result<(u32, (Reencryption, ReencryptionKeys)), TokenError> {
+        let bound: Vec<u32> = self.metadata.digests.values().flat_map(|digest| digest.keyslots.clone()).collect();
+        let mut failure = UnlockError::NoUsableKeyslot;
+        let mut open = |passphrase: &Secret, _: &[u32]| {
+            self.unlock_reencryption(device, passphrase, options).map_err(|error| failure = error).ok()
+        };
+        let outcome = self.try_tokens(handler, tokens, (&bound, options.keyslot), &mut open);
+        outcome.map_err(|worst| of_keyslots(worst, failure))
     }
 
     /// Like [`Luks2::unlock_reencryption`], for a re-encryption that no digest confirms: nothing says that the header

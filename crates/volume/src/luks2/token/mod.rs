@@ -7,6 +7,7 @@ pub(super) mod dump;
 pub(super) mod kind;
 mod unlock;
 
+pub(crate) use unlock::of_keyslots;
 pub use unlock::{TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
 
 use super::json::Fields;

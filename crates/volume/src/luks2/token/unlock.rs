@@ -6,7 +6,6 @@ use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
 use crate::luks2::metadata::{KeyslotKind, Token};
-use crate::luks2::reencryption::{Reencryption, ReencryptionKeys};
 use crate::secret::Secret;
 use crate::unlock::{UnlockOptions, Unlocked};
 use serde_json::Value;
@@ -140,46 +139,23 @@ impl Luks2 {
         let mut open = |passphrase: &Secret, keyslots: &[u32]| {
             self.open_target(device, passphrase, keyslots, &target, &mut attempts)
         };
-        let candidates = self.candidates(target.keyslots, tokens, options.keyslot);
-        match self.try_tokens(handler, tokens, candidates, &mut open) {
+        match self.try_tokens(handler, tokens, (target.keyslots, options.keyslot), &mut open) {
             Ok((number, (keyslot, key))) => Ok((number, self.unlocked(key, Some(keyslot), target.payload))),
             Err(worst) => Err(of_keyslots(worst, attempts.into_error())),
         }
     }
 
-    /// Unlocks both keys of a volume that is re-encrypted with the passphrase of a token, as
-    /// [`Luks2::unlock_with_tokens`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`Luks2::unlock_with_tokens`], and as [`Luks2::unlock_reencryption`].
-    pub fn unlock_reencryption_with_tokens(
-        &self,
-        device: &dyn HeaderDevice,
-        handler: &mut dyn TokenHandler,
-        tokens: &TokenOptions,
-        options: &UnlockOptions,
-    ) -> Result<(u32, (Reencryption, ReencryptionKeys)), TokenError> {
-        let bound: Vec<u32> = self.metadata.digests.values().flat_map(|digest| digest.keyslots.clone()).collect();
-        let mut failure = UnlockError::NoUsableKeyslot;
-        let mut open = |passphrase: &Secret, _: &[u32]| {
-            self.unlock_reencryption(device, passphrase, options).map_err(|error| failure = error).ok()
-        };
-        let candidates = self.candidates(&bound, tokens, options.keyslot);
-        let outcome = self.try_tokens(handler, tokens, candidates, &mut open);
-        outcome.map_err(|worst| of_keyslots(worst, failure))
-    }
-
-    /// Tries tokens in their order, each with its keyslots, until `open` succeeds with the passphrase of one.
-    fn try_tokens<T>(
+    /// Tries tokens in their order, each with those of the `bound` keyslots that it is assigned to, or with `only` one,
+    /// until `open` succeeds with the passphrase of one.
+    pub(crate) fn try_tokens<T>(
         &self,
         handler: &mut dyn TokenHandler,
         tokens: &TokenOptions,
-        candidates: Vec<(u32, &Token, Vec<u32>)>,
+        (bound, only): (&[u32], Option<u32>),
         open: &mut dyn FnMut(&Secret, &[u32]) -> Option<T>,
     ) -> Result<(u32, T), TokenError> {
         let mut worst = TokenError::NoUsableToken;
-        for (number, token, keyslots) in candidates {
+        for (number, token, keyslots) in self.candidates(bound, tokens, only) {
             let object = &self.map["tokens"][number.to_string()];
             let request = TokenRequest { number, kind: &token.kind, json: &object.to_string() };
             let valid = object.as_object().ok_or("is not an object").and_then(kind::check);
@@ -265,7 +241,7 @@ impl From<TokenFailure> for TokenError {
 }
 
 /// Returns the error of tokens whose passphrases open no keyslot, for the reason in `error`.
-fn of_keyslots(worst: TokenError, error: UnlockError) -> TokenError {
+pub(crate) fn of_keyslots(worst: TokenError, error: UnlockError) -> TokenError {
     match (worst, error) {
         (TokenError::WrongPassphrase, UnlockError::WrongPassphrase | UnlockError::NoUsableKeyslot) => {
             TokenError::WrongPassphrase

@@ -11,7 +11,8 @@ use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, Luks, VolumeKeyO
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, KdfRequest, NewKeyslot};
 
-use super::{Watch, has_reached_end, interrupted, not_begun};
+use super::not_begun;
+use super::progress::{Watch, has_reached_end, interrupted};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes};

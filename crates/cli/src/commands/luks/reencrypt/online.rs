@@ -22,7 +22,8 @@ use inlock_volume::VolumeKey;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use serde_json::{Value, json};
 
-use super::{ReencryptArgs, already, has_reached_end, interrupted, not_begun};
+use super::progress::{has_reached_end, interrupted};
+use super::{ReencryptArgs, already, not_begun};
 use crate::args::options::Options;
 use crate::commands::running_key::RunningKey;
 use crate::error::CliError;
