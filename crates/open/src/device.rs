@@ -241,7 +241,15 @@ impl Device {
     /// Returns a store of a block device with direct I/O, for requests of any bytes.
     pub fn direct_store(&self, read_only: bool) -> io::Result<Arc<dyn BackingStore>> {
         let device = self.file_store(IoMode::Sync, read_only, true)?;
-        Ok(Arc::new(DirectStore::new(device, self.block_len() as usize)))
+        Ok(Arc::new(DirectStore::new(Arc::new(device), self.block_len() as usize)))
+    }
+
+    /// Returns a store for requests of any bytes. `store`: one of this device, maybe with direct I/O.
+    pub(crate) fn unaligned(&self, store: &Arc<dyn BackingStore>) -> Arc<dyn BackingStore> {
+        match store.profile().memory_alignment {
+            0..=1 => Arc::clone(store),
+            _ => Arc::new(DirectStore::new(Arc::clone(store), self.block_len() as usize)),
+        }
     }
 
     fn file_store(&self, mode: IoMode, read_only: bool, direct: bool) -> io::Result<FileStore> {

@@ -1,11 +1,10 @@
 //! Direct I/O on a block device, for callers whose memory and ranges are not aligned.
 
-use super::file::FileStore;
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile, gather};
 use crate::buffer::Buffer;
 use crate::errno::Errno;
 use std::io::IoSlice;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Length of a buffer in bytes.
 const BUFFER_LEN: usize = 1 << 20;
@@ -14,9 +13,8 @@ const MAX_SPARE: usize = 16;
 
 /// A block device that was opened with `O_DIRECT`, for requests of any bytes from and into any memory: what is not
 /// aligned passes through a buffer.
-#[derive(Debug)]
 pub struct DirectStore {
-    device: FileStore,
+    device: Arc<dyn BackingStore>,
     block_len: usize,
     spare: Mutex<Vec<Buffer>>,
     /// Held exclusively while a part of a block is written, shared while whole blocks are.
@@ -24,9 +22,9 @@ pub struct DirectStore {
 }
 
 impl DirectStore {
-    /// Creates a store from a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes. That is a
+    /// Creates a store from that of a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes. That is a
     /// power of two.
-    pub fn new(device: FileStore, block_len: usize) -> Self {
+    pub fn new(device: Arc<dyn BackingStore>, block_len: usize) -> Self {
         Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() }
     }
 
@@ -79,6 +77,12 @@ impl DirectStore {
             let written = self.device.write_at(buffer, start)?;
             Ok(written.saturating_sub(before).min(len))
         })
+    }
+}
+
+impl std::fmt::Debug for DirectStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirectStore").field("block_len", &self.block_len).finish_non_exhaustive()
     }
 }
 

@@ -125,7 +125,7 @@ fn unaligned_memory_works_for_a_file_with_direct_io() {
 }
 
 fn direct_store(path: &Path) -> DirectStore {
-    DirectStore::new(FileStore::new(open_direct(path).unwrap(), IoMode::Sync).unwrap(), BLOCK)
+    DirectStore::new(Arc::new(FileStore::new(open_direct(path).unwrap(), IoMode::Sync).unwrap()), BLOCK)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use inlock_engine::{Content, CryptMapping, Device, MoveDirection, Sides, Target};
+use inlock_engine::{BackingStore, Content, CryptMapping, Device, MoveDirection, Sides, Target};
 use inlock_volume::luks2::Luks2;
 use inlock_volume::luks2::reencryption::{Direction, PieceState, Reencryption, ReencryptionKeys};
 use inlock_volume::{Segment, VolumeKey};
@@ -283,9 +283,13 @@ impl Online {
         if state.len(store_len) != device.len() {
             return Err(self.refused("it has another length than its header says"));
         }
+        let data = match &self.at.header {
+            None => header.device.unaligned(&device.stores()[0]),
+            Some(_) => Storage::open(&self.context, &self.at.image, OpenMode::Read)?.unaligned(&device.stores()[0]),
+        };
         let (device, held) = (Arc::clone(device), Arc::clone(&self.lock));
         let OnlineOptions { longest_zone, keeps_holes, .. } = *options;
-        Ok((Job { device, header, syncs_header, state, keys, longest_zone, keeps_holes, lock: held }, lock))
+        Ok((Job { device, data, header, syncs_header, state, keys, longest_zone, keeps_holes, lock: held }, lock))
     }
 
     /// Stops after the present zone, and waits for that.
@@ -422,6 +426,8 @@ impl Shared {
 /// What the thread works on.
 struct Job {
     device: Arc<Device>,
+    /// Its store, for requests of any bytes.
+    data: Arc<dyn BackingStore>,
     header: Header,
     state: Reencryption,
     keys: ReencryptionKeys,
@@ -473,12 +479,11 @@ impl Job {
     /// Re-encrypts zone after zone. Returns whether all are new.
     fn run(&self, shared: &Shared) -> Result<bool> {
         let written = self.header.device.header()?;
-        let store = &self.device.stores()[0];
         let lock = || lock::header(&self.header.device, Mode::Exclusive);
         // For all clients: the kernel reports a lost write once.
         let sync = || self.device.sync_blocking().map_err(std::io::Error::from).context("cannot flush");
         let syncs_header = self.syncs_header;
-        let devices = Devices { header: &written, data: &**store, sync: &sync, syncs_header, lock: &lock };
+        let devices = Devices { header: &written, data: &*self.data, sync: &sync, syncs_header, lock: &lock };
         let luks2: &Luks2 = luks2_of(&self.header)?;
         let zone = Some(self.longest_zone.unwrap_or(ZONE));
         let mut driver = Driver::new(devices, luks2.clone(), self.state.clone(), &self.keys, zone)?;

@@ -22,6 +22,7 @@ use zeroize::Zeroizing;
 
 mod export;
 mod locks;
+mod online;
 mod remote;
 mod steps;
 mod tokens;
