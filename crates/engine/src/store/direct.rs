@@ -22,8 +22,8 @@ pub struct DirectStore {
 }
 
 impl DirectStore {
-    /// Creates a store from that of a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes. That is a
-    /// power of two.
+    /// Creates a store from that of a block device that was opened with `O_DIRECT`, with blocks of `block_len` bytes.
+    /// That is a power of two.
     pub fn new(device: Arc<dyn BackingStore>, block_len: usize) -> Self {
         Self { device, block_len, spare: Mutex::default(), blocks: RwLock::default() }
     }
