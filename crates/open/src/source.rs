@@ -141,6 +141,8 @@ pub struct KeyOptions {
     pub tokens: TokenChoice,
     /// Use a volume key instead of a passphrase.
     pub volume_key: Option<VolumeKeyOptions>,
+    /// The other volume key of a volume in re-encryption, in any order.
+    pub second_volume_key: Option<VolumeKeyOrigin>,
 }
 
 impl KeyOptions {
@@ -162,6 +164,7 @@ impl KeyOptions {
                 timeout: Duration::from_secs(30),
             },
             volume_key: None,
+            second_volume_key: None,
         }
     }
 }
@@ -185,7 +188,7 @@ pub struct VolumeKeyOptions {
 }
 
 /// Place of a volume key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeKeyOrigin {
     /// The first bytes of a file.
     File(PathBuf),

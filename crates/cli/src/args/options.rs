@@ -86,10 +86,19 @@ pub(crate) struct Options {
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub force_password: bool,
     /// Use the volume key from file; with luksDump --dump-volume-key, write it to the file
-    #[arg(long, alias = "master-key-file", value_name = "FILE", help_heading = "Keys")]
+    #[arg(
+        long = "volume-key-file", alias = "master-key-file", value_name = "FILE", action = ArgAction::Append,
+        help_heading = "Keys"
+    )]
+    pub volume_key_files: Vec<PathBuf>,
+    /// The first of `volume_key_files`. A volume in re-encryption has another one.
+    #[arg(skip)]
     pub volume_key_file: Option<PathBuf>,
     /// Use the specified keyring key as a volume key: a number, or %TYPE:NAME
-    #[arg(long, value_name = "KEY", help_heading = "Keys")]
+    #[arg(long = "volume-key-keyring", value_name = "KEY", action = ArgAction::Append, help_heading = "Keys")]
+    pub volume_key_keyrings: Vec<String>,
+    /// The first of `volume_key_keyrings`. A volume in re-encryption has another one.
+    #[arg(skip)]
     pub volume_key_keyring: Option<String>,
     /// Add the volume key to a keyring of the kernel: KEYRING::[%TYPE:]DESCRIPTION
     #[arg(long, value_name = "KEYRING::KEY", help_heading = "Keys")]
@@ -733,6 +742,15 @@ pub(crate) struct Options {
     /// Do not activate device, just check passphrase
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub test_passphrase: bool,
+}
+
+impl Options {
+    /// Sets the options that are the first of several.
+    pub(crate) fn take_first(&mut self) {
+        self.key_file = self.key_files.first().cloned();
+        self.volume_key_file = self.volume_key_files.first().cloned();
+        self.volume_key_keyring = self.volume_key_keyrings.first().cloned();
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 
-use super::action::{Action, Arguments, Prepared};
+use super::action::{Action, Arguments, Prepared, UNLOCK};
 use super::left_out;
 use super::options::Options;
 use super::source::check_remote;
@@ -113,7 +113,7 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     }
     let word = if words.is_empty() { None } else { Some(words.remove(0)) };
     let action = word.as_ref().map(|word| find(actions, word, &mut options, &mut words));
-    options.key_file = options.key_files.first().cloned();
+    options.take_first();
     options.given = given(&command, &matches);
     let debug = debug_of(&options);
     let (verbose, settings) = (options.verbose || debug.is_some(), settings(&options)?);
@@ -157,6 +157,12 @@ fn parse_words(actions: &[&'static Action], words: Vec<OsString>) -> anyhow::Res
     check_arguments(action, &word.unwrap_or_default(), &mut words)?;
     if options.key_files.len() > 1 {
         return Err(CliError::usage("Only one --key-file argument is allowed."));
+    }
+    // A volume that is opened in re-encryption has two.
+    let most = if action.options.contains(&UNLOCK) { 2 } else { 1 };
+    if options.volume_key_files.len().max(options.volume_key_keyrings.len()) > most {
+        let text = format!("{}: only {most} of each option for a volume key is allowed.", action.name);
+        return Err(CliError::usage(text));
     }
     let test_args = options.test_args;
     let prepared = (action.prepare)(options, Arguments(words.into_iter()))?;

@@ -19,7 +19,7 @@ use inlock_open::config::{self, ConfigError, Fault, MoreOptions, OpenConfig};
 use inlock_open::engine::EngineOptions;
 use inlock_open::keyring::KeyLink;
 use inlock_open::remote::{self, RemoteKind};
-use inlock_open::source::{HeaderOptions, KeyOptions, OpenOptions, VolumeType};
+use inlock_open::source::{HeaderOptions, KeyOptions, OpenOptions, VolumeKeyOrigin, VolumeType};
 
 /// Returns a struct with these fields of the options.
 macro_rules! fields {
@@ -40,7 +40,7 @@ pub(crate) fn config_of(options: &Options) -> OpenConfig {
         MoreOptions of options:
         tries timeout verify_passphrase volume_key_keyring link_vk_to_keyring disable_keyring token_id token_type
         token_only disable_external_tokens external_tokens_path token_timeout persistent shared;
-        thread_flags: thread_flags
+        second_volume_key: second_volume_key(options), thread_flags: thread_flags
     );
     fields!(
         OpenConfig of options:
@@ -51,6 +51,12 @@ pub(crate) fn config_of(options: &Options) -> OpenConfig {
         freshness_accept freshness_tags holes;
         table: options.table.clone().map(Into::into), more: more
     )
+}
+
+/// Returns the second volume key of a volume in re-encryption.
+fn second_volume_key(options: &Options) -> Option<VolumeKeyOrigin> {
+    let of_file = options.volume_key_files.get(1).cloned().map(VolumeKeyOrigin::File);
+    of_file.or_else(|| options.volume_key_keyrings.get(1).cloned().map(VolumeKeyOrigin::Keyring))
 }
 
 /// Returns the error of an option as the command line has it, with its hint.
@@ -185,7 +191,7 @@ mod tests {
 
     fn of_words(words: &[&str]) -> Result<OpenConfig, clap::Error> {
         let mut options = Options::try_parse_from([&["inlock"], words].concat())?;
-        options.key_file = options.key_files.first().cloned();
+        options.take_first();
         Ok(config_of(&options))
     }
 

@@ -197,8 +197,8 @@ fn of_device(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::SidecarMissing => "move and copy a zoned file together with its sidecar FILE.zones",
         ErrorKind::ZonedFileDamaged => "restore FILE and FILE.zones from the same backup",
         ErrorKind::NeedsBothKeys => {
-            "go on with `inlock reencrypt --resume-only --volume-key-file OLD --new-volume-key-file NEW`; do not restore \
-             a header backup"
+            "open it with both, as `--volume-key-file OLD --volume-key-file NEW`, or go on with `inlock reencrypt \
+             --resume-only --volume-key-file OLD --new-volume-key-file NEW`; do not restore a header backup"
         }
         ErrorKind::FileSystemCut => {
             "shrink it first (`resize2fs`, `btrfs filesystem resize`); with --force-offline-reencrypt its end is lost"

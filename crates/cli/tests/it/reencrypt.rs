@@ -215,6 +215,19 @@ fn volume_is_re_encrypted_by_its_keys_alone_and_loses_its_keyslots() {
     // The keyslots of the old key are there until the end.
     call_with(b"secret", ["reencrypt", "-q", "--resume-only", &image])
         .fails(1, &["one of both keys has no keyslot", "do not restore"]);
+    // In between it opens with both keys, in any order.
+    let size = ["--key-size", "512"];
+    for keys in [[&old, &new], [&new, &old]] {
+        let words = [&["--volume-key-file", keys[0], "--volume-key-file", keys[1]], &size[..]].concat();
+        assert!(content(&image, &words) == input);
+    }
+    for keys in [&[&old][..], &[&new], &[&new, &new], &[&old, &old]] {
+        let words = keys.iter().flat_map(|key| ["--volume-key-file", key]).chain(size);
+        call(["open", "--test-passphrase", &image].into_iter().chain(words)).fails(2, &["does not match the volume"]);
+    }
+    let three = ["--volume-key-file=a", "--volume-key-file=b", "--volume-key-file=c"];
+    call(["open", "--test-passphrase", &image].iter().chain(&three)).fails(1, &["only 2 of each option"]);
+    call(["luksDump", &image].iter().chain(&three[1..])).fails(1, &["only 1 of each option"]);
     let swapped = ["--volume-key-file", &new, "--new-volume-key-file", &old, "--new-key-size", "512"];
     reencrypt(&image, &[&["--resume-only"], &swapped[..]].concat()).fails(2, &[]);
     reencrypt(&image, &[&["--resume-only"], &by_keys[..]].concat()).works();

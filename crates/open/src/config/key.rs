@@ -21,6 +21,8 @@ pub struct MoreOptions {
     pub verify_passphrase: bool,
     /// A key of the kernel's keyring is the volume key.
     pub volume_key_keyring: Option<String>,
+    /// The second volume key of a volume in re-encryption.
+    pub second_volume_key: Option<VolumeKeyOrigin>,
     /// Keyrings that get the volume key.
     pub link_vk_to_keyring: Vec<String>,
     /// No keyring is used.
@@ -72,6 +74,7 @@ impl OpenConfig {
             timeout: more.timeout.filter(|secs| *secs > 0).map(Duration::from_secs),
             verify: more.verify_passphrase,
             volume_key: self.volume_key()?,
+            second_volume_key: more.second_volume_key.clone(),
             tokens: self.tokens()?,
         })
     }

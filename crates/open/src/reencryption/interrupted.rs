@@ -4,8 +4,8 @@ use std::path::Path;
 
 use inlock_engine::store::file::IoMode;
 use inlock_volume::luks2::Luks2;
-use inlock_volume::luks2::reencryption::{Reencryption, ReencryptionKeys};
-use inlock_volume::{Hash, HeaderPolicy, KdfKind, KdfRequest, UnlockError, Volume, VolumeKey};
+use inlock_volume::luks2::reencryption::{PieceState, Reencryption, ReencryptionKeys};
+use inlock_volume::{Hash, HeaderPolicy, KdfKind, KdfRequest, UnlockError, UnlockOptions, Volume, VolumeKey};
 
 use super::driver::{Devices, Driver, Recovered};
 use crate::device::{Device, OpenMode};
@@ -13,8 +13,9 @@ use crate::error::{Error, ErrorKind, Result, ResultExt as _, cannot_edit, cannot
 use crate::header::{Header, unlock_options};
 use crate::host::Context;
 use crate::lock::{self, Mode, VolumeName};
+use crate::secret;
 use crate::secret::Ask;
-use crate::source::{HeaderOptions, KeyOptions, Luks};
+use crate::source::{HeaderOptions, KeyOptions, Luks, VolumeKeyOptions, VolumeKeyOrigin};
 use crate::token;
 
 /// Most positions of lost blocks in a warning.
@@ -101,12 +102,11 @@ impl Header {
         policy: &HeaderPolicy,
         ask: Ask<'_>,
     ) -> Result<(Reencryption, ReencryptionKeys)> {
-        if key.volume_key.is_some() {
-            let text = "A volume in re-encryption has two volume keys, and is opened with a passphrase.";
-            return Err(Error::new(ErrorKind::InvalidOption, text));
-        }
         let (luks2, device) = (luks2_of(self)?, self.device.header()?);
         let options = unlock_options(None, policy.clone());
+        if let Some(first) = &key.volume_key {
+            return self.unlock_reencryption_with_keys(first, key.second_volume_key.as_ref(), &options);
+        }
         if let Some(by_token) = token::unlock_reencryption(luks2, &self.device, key, &options, ask)? {
             return Ok(by_token);
         }
@@ -120,6 +120,36 @@ impl Header {
             }
         })?;
         Ok(unlocked)
+    }
+
+    /// Reads both volume keys of a volume that is re-encrypted, in any order, or the only one.
+    fn unlock_reencryption_with_keys(
+        &self,
+        first: &VolumeKeyOptions,
+        second: Option<&VolumeKeyOrigin>,
+        options: &UnlockOptions,
+    ) -> Result<(Reencryption, ReencryptionKeys)> {
+        let luks2 = luks2_of(self)?;
+        let second = second.map(|origin| VolumeKeyOptions { origin: origin.clone(), len: None });
+        for (old, new) in [(Some(first), second.as_ref()), (second.as_ref(), Some(first))] {
+            let read = |key: Option<&VolumeKeyOptions>, state| {
+                let len = luks2.reencryption_key_len(state).or(first.len);
+                key.map(|key| secret::read_volume_key(&VolumeKeyOptions { len, ..key.clone() }, None)).transpose()
+            };
+            // A key of the other side may be too short for this one.
+            let keys = match (read(old, PieceState::Old), read(new, PieceState::New)) {
+                (Ok(old), Ok(new)) => ReencryptionKeys::new(old, new),
+                (Err(error), _) | (_, Err(error)) if error.kind() != ErrorKind::VolumeKeyFileTooShort => {
+                    return Err(error);
+                }
+                _ => continue,
+            };
+            match luks2.confirm_reencryption_of(keys, options) {
+                Err(UnlockError::WrongPassphrase) => {}
+                unlocked => return unlocked.map_err(cannot_unlock(self.path())),
+            }
+        }
+        Err(Error::wrong_volume_key())
     }
 
     /// Verifies both keys of a volume that is re-encrypted, which another process has unlocked.

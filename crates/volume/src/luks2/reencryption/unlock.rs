@@ -161,9 +161,7 @@ impl Luks2 {
         let mut rest = joined.as_bytes();
         let mut take = |digest: Option<u32>| -> Result<Option<VolumeKey>, UnlockError> {
             let Some(number) = digest else { return Ok(None) };
-            let keyslots = &self.metadata.digests[&number].keyslots;
-            let slot = keyslots.iter().find_map(|number| self.metadata.keyslots.get(number));
-            let len = slot.map_or(rest.len(), |slot| slot.key_len as usize);
+            let len = self.key_len_of(number).unwrap_or(rest.len());
             let (key, others) = rest.split_at_checked(len).ok_or(UnlockError::WrongPassphrase)?;
             rest = others;
             Ok(Some(VolumeKey::new(key)))
@@ -171,6 +169,21 @@ impl Luks2 {
         let old = take(found.old.digest)?;
         let new = if found.new.digest == found.old.digest { None } else { take(found.new.digest)? };
         self.confirm_reencryption_of(ReencryptionKeys::new(old, new), options)
+    }
+
+    /// Returns the length in bytes of the key of the old or of the new data of a volume that is re-encrypted. `None`:
+    /// it has no keyslot, or there is no such key.
+    pub fn reencryption_key_len(&self, side: PieceState) -> Option<usize> {
+        let found = self.reencryption().ok()??;
+        let side = if side == PieceState::New { found.new } else { found.old };
+        self.key_len_of(side.digest?)
+    }
+
+    /// Returns the length in bytes of the key of a digest. `None`: it has no keyslot.
+    fn key_len_of(&self, digest: u32) -> Option<usize> {
+        let keyslots = &self.metadata.digests.get(&digest)?.keyslots;
+        let slot = keyslots.iter().find_map(|number| self.metadata.keyslots.get(number));
+        slot.map(|slot| slot.key_len as usize)
     }
 
     /// Verifies keys, and with them the header's re-encryption.
