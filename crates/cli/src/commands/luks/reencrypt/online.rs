@@ -215,6 +215,13 @@ impl OnlineArgs {
             let text = format!("Volume {} cannot be re-encrypted: it is no LUKS2 volume, or is read-only.", self.name);
             return Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
         }
+        let cannot_move = || {
+            let text = format!("Volume {} cannot be decrypted: its data would move.", self.name);
+            CliError::refused(text, "close it first")
+        };
+        if self.options.decrypt && info.header.is_none() {
+            return Err(cannot_move());
+        }
         let mut args = ReencryptArgs::new(&self.options, info.device, None)?;
         args.at.header = args.at.header.or(info.header);
         let offline = Offline::open_header(context(), &args.at)?;
@@ -227,10 +234,7 @@ impl OnlineArgs {
         let has_begun = offline.has_begun()?;
         match args.mode {
             _ if has_begun => args.unlock(offline),
-            ReencryptionMode::Decrypt if offline.header().volume.data_offset() > 0 => {
-                let text = format!("Volume {} cannot be decrypted: its data would move.", self.name);
-                Err(CliError::refused(text, "close it first"))
-            }
+            ReencryptionMode::Decrypt if offline.header().volume.data_offset() > 0 => Err(cannot_move()),
             ReencryptionMode::Decrypt => args.begin_decryption(offline),
             _ => args.begin_open(offline),
         }
