@@ -116,8 +116,9 @@ fn created_hash_tree_is_that_of_its_data() {
     };
     let source = OpenOptions::new(data.clone(), inlock_open::source::VolumeType::Verity(verity), KeySource::Ask);
     let access = Access { read_only: true, allow_discards: false };
-    let volume = open(&silent(), &source, false, None).and_then(|it| it.into_device(IoMode::Sync, access));
-    assert_eq!(volume.expect("it opens").device.len(), 1 << 20);
+    let volume = open(&silent(), &source, false, None).expect("it opens");
+    assert_eq!(volume.info.hash.as_deref(), Some("sha256"));
+    assert_eq!(volume.into_device(IoMode::Sync, access).expect("a device").device.len(), 1 << 20);
     // Refused before the file of the tree grows.
     let len = std::fs::metadata(&hash).expect("a file").len();
     format.given.data_blocks = Some(100_000);

@@ -20,9 +20,11 @@ use inlock_volume::luks2::{self, FormatOptions};
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 use zeroize::Zeroizing;
 
+mod edits;
 mod export;
 mod locks;
 mod online;
+mod reencryption;
 mod remote;
 mod steps;
 mod tokens;

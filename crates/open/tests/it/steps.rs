@@ -5,6 +5,7 @@ use crate::{Image, PASSPHRASE, opened};
 use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
 use inlock_open::host::{Context, Host, Level};
+use inlock_open::keyring::KeyLink;
 use inlock_open::open::ask_key;
 use inlock_open::settings::Settings;
 use inlock_open::source::{NoJournal, VolumeType};
@@ -12,6 +13,7 @@ use inlock_open::table::TableSource;
 use inlock_open::{ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_testing::Verdict;
 use inlock_volume::plain::Plain;
+use inlock_volume::{FileDevice, Secret, luks1};
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -20,14 +22,14 @@ use zeroize::Zeroizing;
 
 /// A program that wants to hear everything.
 #[derive(Clone, Default)]
-struct Curious(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Curious(Arc<Mutex<Vec<String>>>);
 
 impl Curious {
-    fn context(&self) -> Context {
+    pub(crate) fn context(&self) -> Context {
         Context::new(self.clone(), Settings::default())
     }
 
-    fn heard(&self) -> Vec<String> {
+    pub(crate) fn heard(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().expect("no panic"))
     }
 
@@ -145,4 +147,58 @@ fn policy_refuses_before_a_device_is_used_or_a_key_is_asked_for() {
     let volume = open(&context, &luks(), false, None).expect("it opens");
     volume.into_device(IoMode::Sync, Access::default()).expect("a device");
     assert_eq!(program.heard().iter().filter(|text| *text == "asked").count(), 2);
+}
+
+#[test]
+fn key_is_linked_for_luks2_alone() {
+    // No key is added: the volumes are opened, and not used.
+    let link = match KeyLink::parse("@u::inlock test") {
+        Ok(link) => link,
+        Err(error) => {
+            println!("SKIPPED: no kernel keyring can be used here: {error}");
+            return;
+        }
+    };
+    let [one, two] = [Image::new(), Image::new()];
+    let file = std::fs::File::options().read(true).write(true).open(one.path()).expect("the image");
+    file.set_len(0).and_then(|()| file.set_len(4 << 20)).expect("room");
+    let mut options = luks1::FormatOptions::default();
+    options.kdf.forced_iterations = Some(1000);
+    luks1::format(&FileDevice::new(file), options, &Secret::new(PASSPHRASE.into())).expect("a volume");
+    for (image, refused) in [(one, Some(ErrorKind::KeyLinkNeedsLuks2)), (two, None)] {
+        let program = Curious::default();
+        let mut options = OpenOptions::luks(image.path(), KeySource::Ask);
+        options.links = vec![link.clone()];
+        let found = open(&program.context(), &options, false, None).map(drop);
+        assert_eq!(found.map_err(|error| error.kind()).err(), refused);
+        assert_eq!(program.heard().contains(&"asked".to_owned()), refused.is_none());
+    }
+}
+
+#[test]
+fn numbers_of_blocks_that_repeat_on_a_device_are_told() {
+    let (one, other) = (Image::new(), Image::new());
+    let crypt = |start: u32, iv: &str, number: u64, image: &Image| {
+        let key = "ab".repeat(32);
+        format!("{start} 8 crypt aes-cbc-{iv} {key} {number} {} {start}\n", image.path().display())
+    };
+    let behind = 1 << 32;
+    let cases = [
+        (crypt(0, "plain", 0, &one) + &crypt(8, "plain", behind, &one), vec![&one]),
+        (crypt(0, "plain", 0, &one) + &crypt(8, "plain", behind - 8, &one), vec![]),
+        (crypt(0, "plain64", 0, &one) + &crypt(8, "plain64", behind, &one), vec![]),
+        (crypt(0, "plain", 0, &one) + &crypt(8, "plain", behind, &other), vec![]),
+        (crypt(0, "plain", 0, &other) + "8 8 zero\n" + &crypt(16, "plain", behind, &other), vec![&other]),
+    ];
+    for (text, told) in cases {
+        let program = Curious::default();
+        let file = one.0.path().join("table");
+        std::fs::write(&file, &text).expect("a file");
+        let table = VolumeType::Table(TableSource::parse(file.as_os_str()).expect("a table"));
+        let options = OpenOptions::new("/nonexistent", table, KeySource::Ask);
+        open(&program.context(), &options, false, None).map(drop).expect("it opens");
+        let heard: Vec<_> = program.heard().into_iter().filter(|heard| heard.contains("repeat in a volume")).collect();
+        let named: Vec<_> = told.iter().map(|image| format!("Warning: {}: ", image.path().display())).collect();
+        assert!(heard.len() == named.len() && heard.iter().zip(&named).all(|(text, name)| text.starts_with(name)));
+    }
 }

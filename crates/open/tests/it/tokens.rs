@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 const SIGINT: i32 = 2;
 
 /// Makes helpers for tokens of type `x`, and that many tokens in the header.
-fn make_tokens(image: &Image, script: &str, count: usize) -> PathBuf {
+pub(crate) fn make_tokens(image: &Image, script: &str, count: usize) -> PathBuf {
     let helpers = image.0.path().join("helpers");
     std::fs::create_dir(&helpers).expect("a directory");
     let helper = helpers.join("x");

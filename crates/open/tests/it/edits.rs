@@ -1,0 +1,74 @@
+//! Changes of a header, and what another program does to it meanwhile.
+
+use crate::steps::Curious;
+use crate::tokens::make_tokens;
+use crate::{Image, PASSPHRASE, silent};
+use inlock_open::edit::OpenedKeyslot;
+use inlock_open::header::Header;
+use inlock_open::secret::Ask;
+use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
+use inlock_open::{ErrorKind, KeySource};
+use inlock_volume::{HeaderPolicy, KdfKind, KdfRule, NewKeyslot, Secret};
+
+fn options(image: &Image, policy: &HeaderPolicy) -> HeaderOptions {
+    HeaderOptions { image: image.path(), header: None, luks: Luks::Any, policy: policy.clone() }
+}
+
+fn opened(image: &Image, header: &Header) -> OpenedKeyslot {
+    let (context, path) = (silent(), image.path());
+    let ask = Ask { context: &context, device: &path, prompt: None, verify: false };
+    header.open_keyslot(&KeyOptions::new(KeySource::bytes(PASSPHRASE)), ask).expect("the keyslot")
+}
+
+fn keyslot(iterations: u32) -> NewKeyslot {
+    let mut new = NewKeyslot::new(KdfKind::Pbkdf2);
+    new.kdf.forced_iterations = Some(iterations);
+    new
+}
+
+#[test]
+fn header_that_another_program_changed_must_still_comply() {
+    let image = Image::new();
+    let mut policy = HeaderPolicy::default();
+    let mut rule = KdfRule::any(KdfKind::Pbkdf2);
+    rule.iterations = 1000..=2000;
+    policy.kdfs = vec![rule];
+    let load = |policy: &HeaderPolicy| Header::load_to_edit(&silent(), &options(&image, policy)).expect("a header");
+    for (iterations, refused) in [(2000, None), (2001, Some(ErrorKind::AgainstPolicy))] {
+        let mut header = load(&policy);
+        let key = opened(&image, &header).key;
+        let mut other = load(&HeaderPolicy::default());
+        other
+            .edit(&[], |volume, device| {
+                volume.add_keyslot(device, &key, &Secret::new("other".into()), &keyslot(iterations))
+            })
+            .expect("another keyslot");
+        let mut has_changed = false;
+        let edited = header.edit(&[], |volume, device| {
+            has_changed = true;
+            volume.set_uuid(device, None)
+        });
+        assert_eq!((edited.map_err(|error| error.kind()).err(), has_changed), (refused, refused.is_none()));
+    }
+}
+
+#[test]
+fn keyslot_that_a_token_opens_is_told() {
+    let image = Image::new();
+    let script = format!("#!/bin/sh\nprintf {PASSPHRASE}\n");
+    let helpers = make_tokens(&image, &script, 1);
+    let program = Curious::default();
+    let (context, path) = (program.context(), image.path());
+    let header = Header::load(&context, &options(&image, &HeaderPolicy::default()), false).expect("a header");
+    let ask = Ask { context: &context, device: &path, prompt: None, verify: false };
+    let mut key = KeyOptions::new(KeySource::Ask);
+    key.tokens.helpers = Some(helpers);
+    for by_token in [true, false] {
+        program.heard();
+        key.tokens.kind = by_token.then(|| "x".to_owned());
+        assert_eq!(header.open_keyslot(&key, ask).expect("it opens").number, 0);
+        let heard = program.heard();
+        assert_eq!(heard.iter().filter(|text| *text == "Detail: Key slot 0 unlocked.").count(), 1, "{heard:?}");
+        assert_eq!(heard.contains(&"asked".to_owned()), !by_token, "{heard:?}");
+    }
+}
