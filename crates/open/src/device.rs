@@ -352,6 +352,8 @@ mod tests {
         assert_eq!(identity("a"), identity("soft"));
         std::fs::write(dir.path().join("b"), [0; 512]).unwrap();
         assert_ne!(identity("a"), identity("b"));
+        let device = |name: &str| Device::open(&silent(), &dir.path().join(name), OpenMode::Read).unwrap();
+        assert!(device("a").is_synced_with(&device("hard")) && !device("a").is_synced_with(&device("b")));
     }
 
     #[test]

@@ -368,8 +368,13 @@ impl FreshnessFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Silent;
+    use crate::device::OpenMode;
+    use crate::host::{Silent, Warned};
     use crate::settings::Settings;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_integrity::{FormatOptions, TagHash, format};
+    use inlock_volume::luks2;
+    use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 
     const RECORD: FreshnessRecord = FreshnessRecord {
         number: 1,
@@ -466,5 +471,124 @@ mod tests {
         assert_eq!(of(1, 8).unwrap(), before);
         let text = of(1, 9).unwrap_err().to_string();
         assert!(text.starts_with("cannot read the superblock of "), "{text}");
+    }
+
+    /// A volume with a header and its journal, and an empty file of records.
+    struct Fresh {
+        header: tempfile::NamedTempFile,
+        records: tempfile::NamedTempFile,
+        stores: Stores,
+        options: OpenOptions,
+        warned: Warned,
+    }
+
+    impl Fresh {
+        fn new() -> Self {
+            let header = tempfile::NamedTempFile::new().unwrap();
+            header.as_file().set_len(17 << 20).unwrap();
+            let mut options = luks2::FormatOptions::default();
+            options.kdf = KdfRequest::new(KdfKind::Pbkdf2);
+            options.kdf.forced_iterations = Some(1000);
+            luks2::format(&FileDevice::new(header.reopen().unwrap()), options, &Secret::new(b"x".to_vec())).unwrap();
+            let hash = Some(Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap()));
+            let stores = Stores::interleaved(Arc::new(MemoryStore::new(vec![0; 4 << 20])));
+            let journal_sectors = Some(2048);
+            let format_options =
+                FormatOptions { internal_hash: hash.clone(), journal_sectors, ..FormatOptions::default() };
+            format(&stores, &format_options).unwrap();
+            let options = OpenOptions { internal_hash: hash, ..OpenOptions::new(Mode::Journal) };
+            let records = tempfile::NamedTempFile::new().unwrap();
+            Self { header, records, stores, options, warned: Warned::default() }
+        }
+
+        /// Returns what writes the records to `file`.
+        fn opened(&self, file: File, tags: bool, record: FreshnessRecord) -> Arc<FreshnessFile> {
+            let device = Device::open(&self.warned.context(), self.header.path(), OpenMode::Read).unwrap();
+            Arc::new(FreshnessFile {
+                path: self.records.path().to_owned(),
+                file,
+                key: FreshnessKey::derive(&[7; 64]).unwrap(),
+                data: device.duplicate(),
+                header: HeaderSource { device, luks: Luks::Any },
+                seen: Mutex::default(),
+                stores: self.stores.clone(),
+                options: self.options.clone(),
+                record: Mutex::new(record),
+                tags,
+            })
+        }
+
+        fn stored(&self) -> Option<FreshnessRecord> {
+            let key = FreshnessKey::derive(&[7; 64]).unwrap();
+            newest_record(self.records.as_file(), self.records.path(), &key, &[1; 32], false).unwrap()
+        }
+    }
+
+    #[test]
+    fn file_that_is_missing_has_another_error_than_one_that_cannot_be_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let (missing, no_dir) = (dir.path().join("x"), dir.path().join("no/x"));
+        let cases = [
+            (&*missing, false, false, Some(ErrorKind::NoFreshnessFile)),
+            (&*missing, false, true, Some(ErrorKind::NoFreshnessFile)),
+            (&*no_dir, false, true, Some(ErrorKind::NoFreshnessFile)),
+            (&*no_dir, true, true, Some(ErrorKind::Failed)),
+            (dir.path(), false, true, Some(ErrorKind::Failed)),
+            (&*missing, true, true, None),
+            (&*missing, false, false, None),
+        ];
+        for (path, accept, writing, refused) in cases {
+            let opened = open_file(path, accept, writing).map(drop).map_err(|error| error.kind());
+            assert_eq!(opened.err(), refused, "{}, {accept}, {writing}", path.display());
+        }
+    }
+
+    /// A process that is killed leaves the record of an open volume.
+    #[test]
+    fn record_of_an_open_volume_tells_whether_tags_are_recorded() {
+        for (tags, stored, expected) in
+            [(false, None, None), (true, None, Some([0; 32])), (true, Some([3; 32]), Some([3; 32]))]
+        {
+            let fresh = Fresh::new();
+            let file = fresh.opened(fresh.records.reopen().unwrap(), tags, FreshnessRecord { tags: stored, ..RECORD });
+            let device = IntegrityDevice::open(fresh.stores.clone(), fresh.options.clone()).unwrap();
+            file.attach(&device).unwrap();
+            let record = fresh.stored().unwrap();
+            assert_eq!((record.state, record.tags), (RecordedState::Open, expected), "{tags}, {stored:?}");
+            let section = record.section;
+            assert!(section.is_some());
+            device.write(0, &[1; 512], &[]).unwrap();
+            device.flush().unwrap();
+            let record = fresh.stored().unwrap();
+            assert!(record.section != section && record.tags == expected, "{record:?}");
+        }
+    }
+
+    #[test]
+    fn header_is_recorded_once_for_each_change() {
+        let fresh = Fresh::new();
+        let file = fresh.opened(fresh.records.reopen().unwrap(), false, RECORD);
+        let refreshed = || {
+            file.refresh_header().unwrap();
+            fresh.stored().map(|record| (record.number, record.header))
+        };
+        let first = refreshed().unwrap();
+        assert!(first.0 == 2 && first.1 != RECORD.header);
+        assert_eq!(refreshed(), Some(first), "it is the same header");
+        let device = FileDevice::new(fresh.header.reopen().unwrap());
+        Volume::load(&device).unwrap().set_uuid(&device, None).unwrap();
+        let second = refreshed().unwrap();
+        assert!(second.0 == 3 && second.1 != first.1);
+        assert_eq!(refreshed(), Some(second));
+    }
+
+    #[test]
+    fn commit_that_cannot_be_recorded_is_told_and_fails() {
+        let fresh = Fresh::new();
+        let file = fresh.opened(File::open(fresh.records.path()).unwrap(), false, RECORD);
+        assert_eq!(file.commit(1, [5; 32]), Err(Errno::IO));
+        let told = format!("cannot write freshness file {}: ", fresh.records.path().display());
+        let heard = fresh.warned.heard();
+        assert!(heard.len() == 1 && heard[0].starts_with(&told), "{heard:?}");
     }
 }

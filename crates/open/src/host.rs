@@ -205,3 +205,29 @@ impl Context {
         opened.iter().filter_map(Weak::upgrade).for_each(|store| store.abort());
     }
 }
+
+/// A program that keeps the warnings it is told.
+#[cfg(test)]
+#[derive(Clone, Default)]
+pub(crate) struct Warned(Arc<Mutex<Vec<String>>>);
+
+#[cfg(test)]
+impl Host for Warned {
+    fn tell(&self, level: Level, text: &dyn Display) {
+        if level == Level::Warning {
+            self.0.lock().unwrap().push(text.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+impl Warned {
+    pub(crate) fn context(&self) -> Context {
+        Context::new(self.clone(), Settings::default())
+    }
+
+    /// Returns the warnings since the last call.
+    pub(crate) fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}

@@ -426,34 +426,110 @@ fn maintain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Silent;
+    use crate::host::{Silent, Warned};
     use crate::settings::Settings;
     use inlock_engine::store::memory::MemoryStore;
     use inlock_integrity::{FormatOptions, TagHash, format};
-    use inlock_tests::wait::eventually;
+    use inlock_testing::{Call, Gate, ScriptedStore, Verdict};
+    use inlock_tests::wait::{eventually, spawn_until_it_waits};
+    use std::sync::atomic::AtomicUsize;
+
+    fn silent() -> Context {
+        Context::new(Silent, Settings::default())
+    }
+
+    fn crc() -> Option<Arc<TagHash>> {
+        Some(Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap()))
+    }
+
+    /// Returns a store with a volume.
+    fn formatted(options: FormatOptions) -> Arc<MemoryStore> {
+        let store = Arc::new(MemoryStore::new(vec![0; 1 << 20]));
+        format(&Stores::interleaved(store.clone()), &FormatOptions { internal_hash: crc(), ..options }).unwrap();
+        store
+    }
+
+    fn opened(store: Arc<dyn BackingStore>, options: OpenOptions) -> IntegrityDevice {
+        let options = OpenOptions { internal_hash: crc(), ..options };
+        IntegrityDevice::open(Stores::interleaved(store), options).unwrap()
+    }
 
     /// Without a journal a killed process leaves the blocks that it has written with their tags.
     #[test]
     fn changed_tags_without_a_journal_are_soon_on_the_store() {
-        let hash = Some(Arc::new(TagHash::new("crc32c".parse().unwrap(), &[]).unwrap()));
-        let memory = |bytes| Arc::new(MemoryStore::new(bytes));
-        let store = memory(vec![0; 1 << 20]);
-        let options = FormatOptions { internal_hash: hash.clone(), ..FormatOptions::default() };
-        format(&Stores::interleaved(store.clone()), &options).unwrap();
-        let options = OpenOptions { internal_hash: hash, ..OpenOptions::new(Mode::Direct) };
-        let open = |store| IntegrityDevice::open(Stores::interleaved(store), options.clone()).unwrap();
+        let (memory, syncs) = (formatted(FormatOptions::default()), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&syncs);
+        let store = ScriptedStore::new(memory.clone(), move |call| {
+            counted.fetch_add(usize::from(call == Call::Sync), Ordering::SeqCst);
+            Verdict::Pass
+        });
+        let open = |store| opened(store, OpenOptions::new(Mode::Direct));
+        let device = Arc::new(open(Arc::new(store)));
+        syncs.store(0, Ordering::SeqCst);
         let hour = Duration::from_secs(3600);
-        let silent = Context::new(Silent, Settings::default());
-        let volume =
-            MaintainedIntegrity::start(&silent, Arc::new(open(store.clone())), Path::new("test"), hour).unwrap();
+        let volume = MaintainedIntegrity::start(&silent(), device, Path::new("test"), hour).unwrap();
         for value in 1..4 {
             volume.device.write(8, &[value; 512], &[]).unwrap();
             let left = || {
                 let mut data = [0; 512];
-                open(memory(store.contents())).read(8, &mut data, &mut []).map(|()| data[0]).ok()
+                let copy = open(Arc::new(MemoryStore::new(memory.contents())));
+                copy.read(8, &mut data, &mut []).map(|()| data[0]).ok()
             };
             eventually("the tag is stored", left, |found| *found == Some(value));
         }
+        volume.stop();
+        // The tags are written more often than that.
+        assert_eq!(syncs.load(Ordering::SeqCst), 0, "within the hour");
         volume.close().unwrap();
+        assert!(syncs.load(Ordering::SeqCst) > 0);
+    }
+
+    /// The locks on the devices are released next.
+    #[test]
+    fn nothing_is_written_after_a_volume_is_dropped() {
+        let gate = Arc::new(Gate::closed());
+        let held = Arc::clone(&gate);
+        let store = ScriptedStore::new(formatted(FormatOptions::default()), move |call| {
+            if matches!(call, Call::Write { .. }) && std::thread::current().name() == Some("inlock-integ") {
+                held.pass();
+            }
+            Verdict::Pass
+        });
+        let device = Arc::new(opened(Arc::new(store), OpenOptions::new(Mode::Direct)));
+        let hour = Duration::from_secs(3600);
+        let volume = MaintainedIntegrity::start(&silent(), Arc::clone(&device), Path::new("test"), hour).unwrap();
+        device.write(8, &[1; 512], &[]).unwrap();
+        eventually("the tag is being written", || gate.waiting(), |waiting| *waiting == 1);
+        std::thread::scope(|scope| {
+            let dropped = spawn_until_it_waits(scope, || drop(volume));
+            assert!(!dropped.is_finished());
+            gate.open();
+        });
+        assert_eq!(Arc::strong_count(&device), 1);
+    }
+
+    #[test]
+    fn tags_are_computed_if_they_can_be_written_and_then_the_thread_waits() {
+        let hour = Duration::from_secs(3600);
+        for (recalculate, read_only) in [(false, false), (true, true), (true, false)] {
+            let memory = formatted(FormatOptions { recalculate, ..FormatOptions::default() });
+            let before = memory.contents();
+            let options = OpenOptions { read_only, ..OpenOptions::new(Mode::Direct) };
+            let (device, warned) = (opened(memory.clone(), options), Warned::default());
+            assert_eq!(device.is_recalculating(), recalculate && !read_only);
+            let (stop, stopped) = mpsc::channel();
+            let (context, freshness) = (warned.context(), OnceLock::new());
+            std::thread::scope(|scope| {
+                let (context, device, freshness) = (&context, &device, &freshness);
+                let maintaining = spawn_until_it_waits(scope, move || {
+                    maintain(context, device, freshness, (Path::new("test"), hour), &stopped);
+                });
+                eventually("all tags", || device.is_recalculating(), |is_recalculating| !is_recalculating);
+                drop(stop);
+                maintaining.join().unwrap();
+            });
+            assert_eq!(warned.heard(), Vec::<String>::new());
+            assert_eq!(memory.contents() == before, !recalculate || read_only);
+        }
     }
 }

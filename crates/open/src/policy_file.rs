@@ -325,6 +325,25 @@ max-parallel = 4
     }
 
     #[test]
+    fn each_exception_is_one_of_its_own() {
+        type Exception = (&'static str, fn(&mut HeaderPolicy) -> &mut bool);
+        let exceptions: [Exception; 4] = [
+            ("allow-null-cipher", |policy| &mut policy.allow_null_cipher),
+            ("allow-null-iv", |policy| &mut policy.allow_null_iv),
+            ("allow-linear-segment", |policy| &mut policy.allow_linear_segment),
+            ("allow-integrity-superblock", |policy| &mut policy.allow_integrity_superblock),
+        ];
+        for (key, exception) in exceptions {
+            let mut expected = HeaderPolicy::default();
+            *exception(&mut expected) = true;
+            let text = format!("{key} = true\n");
+            assert_eq!(parse(&text).unwrap(), expected, "{key}");
+            assert_eq!(text_of(&expected).unwrap(), text);
+            assert_eq!(parse(&format!("{key} = false\n")).unwrap(), HeaderPolicy::default(), "{key}");
+        }
+    }
+
+    #[test]
     fn errors_of_policy_files_have_lines() {
         for (text, expected) in [
             ("uuid = \"x\"\nciphers = []\n", "line 2: unknown field `ciphers`, expected one of `uuid`"),

@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use inlock_cipher::AeadSpec;
-use inlock_engine::BlockingDevice;
-use inlock_integrity::Fill;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::{Access, BlockingDevice};
+use inlock_integrity::{Fill, FormatOptions as IntegrityFormat, Stores};
 use inlock_open::create::{CreateOptions, DataStart, IntegrityProtection, NewVolume, Overwritten};
-use inlock_open::{Error, ErrorKind, KeySource, OpenOptions, Result};
+use inlock_open::{Error, ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_volume::luks2::{self, FormatOptions};
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 
@@ -222,4 +224,26 @@ fn given_volume_key_is_that_of_the_data() {
     assert_eq!(plaintext(&dir).expect("it is read"), first);
     create(&dir.options()).expect("it is created");
     assert_ne!(plaintext(&dir).expect("it is read"), first);
+}
+
+#[test]
+fn volume_of_dm_integrity_that_the_header_does_not_describe_is_named() {
+    let dir = Dir::new(20);
+    create(&protected(dir.options(), None)).expect("it is created");
+    let options = OpenOptions::luks(dir.image(), KeySource::bytes(PASSPHRASE));
+    let found = || open(&silent(), &options, false, None).expect("it opens");
+    found().table("x").expect("a table");
+    // One with shorter tags in its place.
+    let file = File::options().read(true).write(true).open(dir.image()).expect("the image");
+    let store = FileStore::new(file, IoMode::Sync).expect("a store");
+    let stores = Stores { start: (16 << 20) / 512, ..Stores::interleaved(Arc::new(store)) };
+    let options = IntegrityFormat { tag_size: Some(16), block_len: 4096, overwrite: true, ..Default::default() };
+    inlock_integrity::format(&stores, &options).expect("a volume of dm-integrity");
+    let errors = [
+        found().table("x").map(drop).expect_err("it is refused"),
+        found().into_device(IoMode::Sync, Access::default()).map(drop).expect_err("it is refused"),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::IntegrityMisfit, "{error}");
+    }
 }
