@@ -532,4 +532,23 @@ mod tests {
             assert_eq!(memory.contents() == before, !recalculate || read_only);
         }
     }
+
+    #[test]
+    fn close_that_cannot_write_is_an_error() {
+        for fails in [false, true] {
+            let is_closing = Arc::new(AtomicBool::new(false));
+            let closing = Arc::clone(&is_closing);
+            let store = ScriptedStore::new(formatted(FormatOptions::default()), move |call| match call {
+                Call::Write { .. } if fails && closing.load(Ordering::SeqCst) => Verdict::Fail(Errno::IO),
+                _ => Verdict::Pass,
+            });
+            let device = Arc::new(opened(Arc::new(store), OpenOptions::new(Mode::Journal)));
+            let hour = Duration::from_secs(3600);
+            let volume = MaintainedIntegrity::start(&silent(), device, Path::new("test"), hour).unwrap();
+            volume.device.write(8, &[1; 512], &[]).unwrap();
+            is_closing.store(true, Ordering::SeqCst);
+            let closed = volume.close().map_err(|error| error.kind());
+            assert_eq!(closed, if fails { Err(ErrorKind::WritesLost) } else { Ok(()) });
+        }
+    }
 }

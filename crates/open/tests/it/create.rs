@@ -15,6 +15,7 @@ use inlock_open::{Error, ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_volume::luks2::{self, FormatOptions};
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 
+use super::steps::Curious;
 use super::{PASSPHRASE, opened, silent};
 
 /// A directory with an image of noise.
@@ -245,5 +246,24 @@ fn volume_of_dm_integrity_that_the_header_does_not_describe_is_named() {
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::IntegrityMisfit, "{error}");
+    }
+}
+
+#[test]
+fn volume_with_integrity_has_no_discards_and_tells_so() {
+    let dir = Dir::new(20);
+    for is_protected in [false, true] {
+        let options = if is_protected { protected(dir.options(), None) } else { dir.options() };
+        create(&options).expect("it is created");
+        for asks in [false, true] {
+            let program = Curious::default();
+            let mut options = OpenOptions::luks(dir.image(), KeySource::bytes(PASSPHRASE));
+            options.flags.allow_discards = asks;
+            let volume = open(&program.context(), &options, true, None).expect("it opens");
+            assert_eq!(volume.info.flags.allow_discards, asks && !is_protected);
+            let text =
+                format!("Warning: {}: a volume with integrity protection has no discards", dir.image().display());
+            assert_eq!(program.heard().contains(&text), asks && is_protected);
+        }
     }
 }
