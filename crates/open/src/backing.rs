@@ -168,4 +168,17 @@ mod tests {
             assert_eq!(ranges_overlap(other, one), overlap, "{one:?} {other:?}");
         }
     }
+
+    #[test]
+    fn header_may_end_where_the_payload_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (dir.path().join("one"), dir.path().join("other"));
+        fs::write(&one, [0; 8192]).unwrap();
+        fs::write(&other, [0; 8192]).unwrap();
+        for (header, len, reaches) in
+            [(&one, 4095, false), (&one, 4096, false), (&one, 4097, true), (&other, 8192, false)]
+        {
+            assert_eq!(has_header_in_payload(&one, 4096, header, len), reaches, "{} {len}", header.display());
+        }
+    }
 }

@@ -369,6 +369,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn direct_store_is_opened_for_what_it_is_used_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let device = Device::open(&silent(), file.path(), OpenMode::Write).unwrap();
+        if device.reopen_direct(false).is_err() {
+            return println!("SKIPPED: no direct I/O on the file system of temporary files");
+        }
+        for read_only in [false, true] {
+            let store = device.direct_store(read_only).unwrap();
+            assert_eq!(store.geometry().read_only, read_only);
+            assert_eq!(store.write_at(&[7; 4096], 4096).is_ok(), !read_only);
+            let mut read = [0; 4096];
+            assert_eq!((store.read_at(&mut read, 4096), read), (Ok(4096), [7; 4096]));
+        }
+    }
+
     /// To open one would be to wait for its other end.
     #[test]
     fn pipe_is_refused_without_opening_it() {

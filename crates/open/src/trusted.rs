@@ -212,6 +212,17 @@ mod tests {
         check(0o1777).unwrap();
     }
 
+    /// Such as a part of /proc/self/map_files, whose name has digits, too, and whose file another user may have.
+    #[test]
+    fn only_a_number_in_proc_is_a_descriptor() {
+        let open = |path: &str| openat(CWD, path, LOOK, Mode::empty()).unwrap();
+        let (proc, other) = (open("/proc/self/fd"), open("/"));
+        for (name, is_number) in [("0", true), ("10", true), ("1000-2000", false), ("a1", false), ("exe", false)] {
+            assert_eq!(is_descriptor(&proc, OsStr::new(name)), is_number, "{name}");
+            assert!(!is_descriptor(&other, OsStr::new(name)), "{name}");
+        }
+    }
+
     #[test]
     fn group_with_another_member_is_not_private() {
         let users = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n";

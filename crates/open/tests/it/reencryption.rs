@@ -79,6 +79,19 @@ fn volume_in_reencryption_has_neither_a_wipe_to_resume_nor_freshness() {
 }
 
 #[test]
+fn both_keys_of_a_volume_in_reencryption_are_known() {
+    let image = Image::new();
+    assert!(!begin(&image.path(), ZoneProtection::Journal).expect("it begins"));
+    let options = OpenOptions::luks(image.path(), KeySource::bytes(PASSPHRASE));
+    let known = || open(&silent(), &options, false, None).expect("it opens").info;
+    let (info, again) = (known(), known());
+    // What is new, and what is old.
+    assert_eq!(info.segments.len(), 2);
+    let fingerprint = info.check.expect("a check").fingerprint().expect("a hash");
+    assert!(fingerprint.is_of(&again.check.expect("a check")));
+}
+
+#[test]
 fn volume_whose_zone_cannot_be_recovered_is_not_opened() {
     let fails = Arc::new(AtomicBool::new(true));
     for (protection, is_lost) in [(ZoneProtection::None, true), (ZoneProtection::Journal, false)] {
