@@ -132,7 +132,7 @@ fn export_and_parts_of_it_have_one_writer() {
 }
 
 /// A loop device, detached when dropped.
-struct Loop(PathBuf);
+pub(crate) struct Loop(pub(crate) PathBuf);
 
 impl Drop for Loop {
     fn drop(&mut self) {
@@ -141,7 +141,7 @@ impl Drop for Loop {
 }
 
 /// Returns a loop device over a file of 1 MiB. `None`: none can be made here, which it prints.
-fn loop_device() -> Option<(tempfile::NamedTempFile, Loop)> {
+pub(crate) fn loop_device() -> Option<(tempfile::NamedTempFile, Loop)> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(1 << 20).expect("room");
     let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();

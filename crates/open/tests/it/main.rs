@@ -20,6 +20,7 @@ use inlock_volume::luks2::{self, FormatOptions};
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 use zeroize::Zeroizing;
 
+mod direct;
 mod edits;
 mod export;
 mod locks;
