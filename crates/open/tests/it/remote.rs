@@ -111,3 +111,20 @@ fn abort_of_a_context_fails_what_waits_for_an_export() {
     gate.open();
     assert_eq!(ended, Ok(false), "the read fails, and does not wait for the server");
 }
+
+#[test]
+fn place_behind_the_last_byte_of_all_fits_no_export() {
+    let export = Export::new(vec![0; 1 << 20], |_| Verdict::Pass);
+    let device = Device::open(&silent(), &export.uri(), OpenMode::Read).expect("the export");
+    let remote = device.remote().expect("an export");
+    let block = remote.min_block();
+    for (unit, offset, fits) in [
+        (block, Some(0), true),
+        (2 * block, Some(block), true),
+        (2 * block, Some(u64::MAX / block * block), true),
+        // What is in sectors has more bytes than a number.
+        (block, None, false),
+    ] {
+        assert_eq!(remote.is_fitting(unit, offset), fits, "{unit} {offset:?}");
+    }
+}
