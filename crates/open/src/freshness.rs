@@ -543,6 +543,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn file_may_be_named_without_its_directory() {
+        let here = tempfile::NamedTempFile::new_in(".").unwrap();
+        let file = open_file(Path::new(here.path().file_name().unwrap()), true, true).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), FILE_LEN as u64);
+    }
+
     /// A process that is killed leaves the record of an open volume.
     #[test]
     fn record_of_an_open_volume_tells_whether_tags_are_recorded() {

@@ -11,8 +11,11 @@ use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BlockingDevice};
 use inlock_integrity::{Fill, FormatOptions as IntegrityFormat, Stores};
 use inlock_open::create::{CreateOptions, DataStart, IntegrityProtection, NewVolume, Overwritten};
+use inlock_open::source::VolumeType;
+use inlock_open::table::TableSource;
 use inlock_open::{Error, ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_volume::luks2::{self, FormatOptions};
+use inlock_volume::table::ShowKeys;
 use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret};
 
 use super::steps::Curious;
@@ -264,6 +267,17 @@ fn volume_with_integrity_has_no_discards_and_tells_so() {
             let text =
                 format!("Warning: {}: a volume with integrity protection has no discards", dir.image().display());
             assert_eq!(program.heard().contains(&text), asks && is_protected);
+            if is_protected {
+                // As a table it has none either.
+                let table = dir.0.path().join("table");
+                fs::write(&table, &*volume.table("x").expect("a table").to_text(ShowKeys::Yes)).expect("a file");
+                let table = VolumeType::Table(TableSource::parse(table.as_os_str()).expect("a table"));
+                let mut options = OpenOptions::new(dir.image(), table, KeySource::bytes(""));
+                options.flags.allow_discards = asks;
+                let volume = open(&program.context(), &options, true, None).expect("it opens");
+                assert!(!volume.info.flags.allow_discards);
+                assert_eq!(program.heard().contains(&text), asks);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use inlock_open::host::{Context, Host, Level};
 use inlock_open::keyring::KeyLink;
 use inlock_open::open::ask_key;
 use inlock_open::settings::Settings;
-use inlock_open::source::{NoJournal, VolumeType};
+use inlock_open::source::{Luks, NoJournal, VolumeType};
 use inlock_open::table::TableSource;
 use inlock_open::{ErrorKind, KeySource, OpenOptions, Result, open};
 use inlock_testing::Verdict;
@@ -200,5 +200,21 @@ fn numbers_of_blocks_that_repeat_on_a_device_are_told() {
         let heard: Vec<_> = program.heard().into_iter().filter(|heard| heard.contains("repeat in a volume")).collect();
         let named: Vec<_> = told.iter().map(|image| format!("Warning: {}: ", image.path().display())).collect();
         assert!(heard.len() == named.len() && heard.iter().zip(&named).all(|(text, name)| text.starts_with(name)));
+    }
+}
+
+#[test]
+fn holes_that_are_not_known_are_refused_before_a_key_is_asked_for() {
+    let image = Image::new();
+    let export = Export::new(std::fs::read(image.path()).expect("an image"), |_| Verdict::Pass);
+    for path in [image.path(), export.uri()] {
+        for volume_type in [VolumeType::Luks(Luks::Any), VolumeType::Plain(Plain::default())] {
+            let program = Curious::default();
+            let mut options = OpenOptions::new(&path, volume_type, KeySource::Ask);
+            options.zero_holes = true;
+            let error = open(&program.context(), &options, false, None).map(drop).expect_err("it is refused");
+            assert_eq!(error.kind(), ErrorKind::NoHoles, "{error}");
+            assert!(!program.heard().contains(&"asked".to_owned()));
+        }
     }
 }
