@@ -23,6 +23,7 @@ use zeroize::Zeroizing;
 mod direct;
 mod edits;
 mod export;
+mod integrity;
 mod locks;
 mod online;
 mod reencryption;
