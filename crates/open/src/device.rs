@@ -386,6 +386,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_a_readable_device_that_refuses_writes_is_read_only() {
+        use rustix::io::Errno;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let missing = file.path().with_extension("missing");
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::BUSY, Errno::NOENT] {
+            let is_refusal = ![Errno::BUSY, Errno::NOENT].contains(&errno);
+            assert_eq!(can_only_be_read(file.path(), &errno.into()), is_refusal, "{errno}");
+            assert!(!can_only_be_read(&missing, &errno.into()), "{errno}");
+        }
+    }
+
     /// To open one would be to wait for its other end.
     #[test]
     fn pipe_is_refused_without_opening_it() {

@@ -27,6 +27,7 @@ mod integrity;
 mod locks;
 mod online;
 mod reencryption;
+mod reload;
 mod remote;
 mod steps;
 mod tokens;
