@@ -419,6 +419,7 @@ fn same_file(file: &File, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Seek;
 
     #[test]
     fn lock_in_two_directories_excludes_process_that_sees_one() {
@@ -484,6 +485,22 @@ mod tests {
         assert!(path.exists() && take(Mode::Shared).is_none());
         drop(newer);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn locks_of_a_device_are_on_an_open_file_of_their_own() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let mut file = File::options().read(true).write(true).open(&path).unwrap();
+        if flock_locks_ranges(&file) {
+            return;
+        }
+        file.seek(io::SeekFrom::Start(7)).unwrap();
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let mut own = own_description(&file, mode).unwrap();
+            // A duplicate has the position of the first one.
+            assert_eq!(own.stream_position().unwrap(), 0, "{mode:?}");
+            assert!(same_file(&own, &path));
+        }
     }
 
     #[test]
