@@ -262,6 +262,29 @@ mod tests {
     }
 
     #[test]
+    fn sidecar_that_is_missing_foreign_or_damaged_has_a_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, other] = ["disk", "other"].map(|name| dir.path().join(name));
+        let sidecar = |path: &Path| path.with_extension("zones");
+        for path in [&path, &other] {
+            ZonedFile::create(path, &ZonedLayout::new(4 * ZONE, ZONE)).unwrap();
+        }
+        let context = Context::new(Silent, Settings::default());
+        let device = Device::open(&context, &path, OpenMode::Read).unwrap();
+        let kinds = || {
+            let looked = limits_and_zones(&device).map(drop);
+            [looked, store(&device, false, IoMode::Sync).map(drop)].map(|found| found.map_err(|error| error.kind()))
+        };
+        assert_eq!(kinds(), [Ok(()); 2]);
+        std::fs::copy(sidecar(&other), sidecar(&path)).unwrap();
+        assert_eq!(kinds(), [Err(ErrorKind::SidecarMissing); 2], "that of another file");
+        std::fs::write(sidecar(&path), [1; 4096]).unwrap();
+        assert_eq!(kinds(), [Err(ErrorKind::ZonedFileDamaged); 2]);
+        std::fs::remove_file(sidecar(&path)).unwrap();
+        assert_eq!(kinds(), [Err(ErrorKind::SidecarMissing); 2]);
+    }
+
+    #[test]
     fn zone_with_a_byte_is_found() {
         let zone = |number: u64, capacity, write_pointer| {
             let mut zone = Zone::UNKNOWN;

@@ -2,10 +2,12 @@
 
 use crate::steps::Curious;
 use crate::tokens::make_tokens;
-use crate::{Image, PASSPHRASE, silent};
+use crate::{Image, PASSPHRASE, Program, silent};
 use inlock_open::edit::OpenedKeyslot;
 use inlock_open::header::Header;
+use inlock_open::host::Context;
 use inlock_open::secret::Ask;
+use inlock_open::settings::Settings;
 use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
 use inlock_open::{ErrorKind, KeySource};
 use inlock_volume::{HeaderPolicy, KdfKind, KdfRule, NewKeyslot, Secret};
@@ -71,4 +73,36 @@ fn keyslot_that_a_token_opens_is_told() {
         assert_eq!(heard.iter().filter(|text| *text == "Detail: Key slot 0 unlocked.").count(), 1, "{heard:?}");
         assert_eq!(heard.contains(&"asked".to_owned()), !by_token, "{heard:?}");
     }
+}
+
+#[test]
+fn keyslot_without_room_for_a_second_one_is_overwritten_with_a_warning() {
+    // Key material of 64 bytes, 4000 times, in blocks of 4096 bytes.
+    const AREA: u64 = 63 * 4096;
+    for (areas, warnings) in [(1, 1), (2, 0)] {
+        let image = Image::with(|options| options.keyslots_len = Some(areas * AREA));
+        let program = Curious::default();
+        let mut header =
+            Header::load_to_edit(&program.context(), &options(&image, &HeaderPolicy::default())).expect("a header");
+        let key = opened(&image, &header).key;
+        let number = header.change_keyslot(0, &key, &Secret::new("new".into()), keyslot(1000)).expect("it is changed");
+        assert_eq!(number, 0);
+        let heard = program.heard();
+        let wanted = "Warning: there is no space for a second keyslot; keyslot 0 is overwritten, and a power cut \
+                      destroys it";
+        assert_eq!(heard.iter().filter(|text| *text == wanted).count(), warnings, "{heard:?}");
+    }
+}
+
+#[test]
+fn user_who_mistypes_a_passphrase_is_told_and_asked_again() {
+    let image = Image::new();
+    let (program, path) = (Program::default(), image.path());
+    let context = Context::new(program.clone(), Settings::default());
+    let header = Header::load(&context, &options(&image, &HeaderPolicy::default()), false).expect("a header");
+    let ask = Ask { context: &context, device: &path, prompt: None, verify: false };
+    header.open_keyslot(&KeyOptions::new(KeySource::Ask), ask).expect("the keyslot");
+    let prompt = format!("Enter passphrase for {}: ", path.display());
+    let said = ["Notice: No key available with this passphrase.", "Detail: Key slot 0 unlocked."];
+    assert_eq!(program.heard(), [&*prompt, said[0], &*prompt, said[1]]);
 }

@@ -31,6 +31,7 @@ mod reload;
 mod remote;
 mod steps;
 mod tokens;
+mod verity;
 
 const PASSPHRASE: &str = "correct";
 
