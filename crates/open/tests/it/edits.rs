@@ -3,14 +3,14 @@
 use crate::steps::Curious;
 use crate::tokens::make_tokens;
 use crate::{Image, PASSPHRASE, Program, silent};
-use inlock_open::edit::OpenedKeyslot;
+use inlock_open::edit::{Checked, OpenedKeyslot};
 use inlock_open::header::Header;
 use inlock_open::host::Context;
 use inlock_open::secret::Ask;
 use inlock_open::settings::Settings;
 use inlock_open::source::{HeaderOptions, KeyOptions, Luks};
 use inlock_open::{ErrorKind, KeySource};
-use inlock_volume::{HeaderPolicy, KdfKind, KdfRule, NewKeyslot, Secret};
+use inlock_volume::{HeaderPolicy, KdfKind, KdfRule, NewKeyslot, Secret, Volume};
 
 fn options(image: &Image, policy: &HeaderPolicy) -> HeaderOptions {
     HeaderOptions { image: image.path(), header: None, luks: Luks::Any, policy: policy.clone() }
@@ -51,6 +51,37 @@ fn header_that_another_program_changed_must_still_comply() {
             volume.set_uuid(device, None)
         });
         assert_eq!((edited.map_err(|error| error.kind()).err(), has_changed), (refused, refused.is_none()));
+    }
+}
+
+#[test]
+fn part_that_was_checked_must_be_there_under_the_lock() {
+    let cases = [
+        (Checked::Token(0), Checked::Token(0)),
+        (Checked::Token(0), Checked::Token(1)),
+        (Checked::Token(0), Checked::Keyslot(0)),
+        (Checked::Keyslot(0), Checked::Token(0)),
+        (Checked::Keyslot(0), Checked::Keyslot(0)),
+    ];
+    for (checked, changed) in cases {
+        let image = Image::new();
+        make_tokens(&image, "", 2);
+        let load = || Header::load_to_edit(&silent(), &options(&image, &HeaderPolicy::default())).expect("a header");
+        let mut header = load();
+        let key = opened(&image, &header).key;
+        let by_another = load().edit(&[], |volume, device| match (volume, changed) {
+            (Volume::Luks2(luks2), Checked::Token(number)) => {
+                luks2.replace_token(device, number, r#"{"type":"y","keyslots":[]}"#)
+            }
+            (volume, Checked::Keyslot(number)) => {
+                volume.change_keyslot(device, number, &key, &Secret::new("other".into()), &keyslot(1000)).map(drop)
+            }
+            _ => panic!("a LUKS2 volume"),
+        });
+        by_another.expect("it is changed");
+        let edited = header.edit(&[checked], |_, _| Ok(())).map_err(|error| error.kind()).err();
+        let is_same = format!("{checked:?}") == format!("{changed:?}");
+        assert_eq!(edited, is_same.then_some(ErrorKind::HeaderChanged), "{checked:?}, {changed:?}");
     }
 }
 

@@ -5,11 +5,13 @@ use crate::{Image, PASSPHRASE, kind, opened, silent};
 use inlock_engine::{BlockingDevice, Errno};
 use inlock_open::device::{Device, OpenMode};
 use inlock_open::header::Header;
+use inlock_open::open::has_zones;
 use inlock_open::source::{HeaderOptions, Luks, VolumeType};
 use inlock_open::{ErrorKind, KeySource, OpenOptions, removed_integrity};
 use inlock_testing::{Call, Gate, Verdict};
 use inlock_volume::{HeaderDevice, HeaderPolicy};
 use std::io;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -116,6 +118,7 @@ fn abort_of_a_context_fails_what_waits_for_an_export() {
 fn place_behind_the_last_byte_of_all_fits_no_export() {
     let export = Export::new(vec![0; 1 << 20], |_| Verdict::Pass);
     let device = Device::open(&silent(), &export.uri(), OpenMode::Read).expect("the export");
+    assert!(!device.is_block() && device.metadata().is_none());
     let remote = device.remote().expect("an export");
     let block = remote.min_block();
     for (unit, offset, fits) in [
@@ -127,4 +130,16 @@ fn place_behind_the_last_byte_of_all_fits_no_export() {
     ] {
         assert_eq!(remote.is_fitting(unit, offset), fits, "{unit} {offset:?}");
     }
+}
+
+/// It has none, and a server may take a single connection.
+#[test]
+fn server_is_not_asked_for_zones() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("s");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    listener.set_nonblocking(true).expect("a socket");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    assert!(!has_zones(&silent(), &OpenOptions::luks(uri, KeySource::bytes(PASSPHRASE))));
+    assert_eq!(listener.accept().expect_err("nobody connects").kind(), io::ErrorKind::WouldBlock);
 }
