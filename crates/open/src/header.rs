@@ -105,7 +105,7 @@ impl Header {
             let given = secret::read_volume_key(source, self.volume.volume_key_len())?;
             return match self.volume.unlock_with_volume_key(given, &options) {
                 Err(UnlockError::WrongPassphrase) => Err(Error::wrong_volume_key()),
-                unlocked => unlocked.map_err(cannot_unlock(&self.device.path)),
+                unlocked => unlocked.map(|unlocked| warned(unlocked, ask)).map_err(cannot_unlock(&self.device.path)),
             };
         }
         if let Some(by_token) = self.unlock_with_token(key, &options, ask)? {
