@@ -140,16 +140,21 @@ impl Drop for Loop {
     }
 }
 
-/// Returns a loop device over a file of 1 MiB. `None`: none can be made here, which it prints.
-pub(crate) fn loop_device() -> Option<(tempfile::NamedTempFile, Loop)> {
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    file.as_file().set_len(1 << 20).expect("room");
-    let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+/// Returns a loop device over a file. `None`: none can be made here, which it prints.
+pub(crate) fn loop_over(path: &Path) -> Option<Loop> {
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(path).output();
     let Some(made) = made.ok().filter(|made| made.status.success()) else {
         println!("SKIPPED: no loop device can be made here");
         return None;
     };
-    Some((file, Loop(String::from_utf8(made.stdout).expect("a path").trim().into())))
+    Some(Loop(String::from_utf8(made.stdout).expect("a path").trim().into()))
+}
+
+/// Returns one over a file of 1 MiB.
+pub(crate) fn loop_device() -> Option<(tempfile::NamedTempFile, Loop)> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(1 << 20).expect("room");
+    loop_over(file.path()).map(|node| (file, node))
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Re-encryption of an open volume with direct I/O, as block devices are attached.
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, mpsc};
 
 use inlock_engine::store::file::IoMode;
@@ -14,26 +12,8 @@ use inlock_open::{KeySource, OpenOptions, open};
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, HeaderPolicy, KdfKind, NewKeyslot};
 
+use super::locks::loop_over;
 use super::{Image, PASSPHRASE, opened, silent};
-
-/// Returns a loop device over a file. `None`: none can be made here, which it prints.
-fn loop_over(path: &Path) -> Option<Loop> {
-    let made = Command::new("losetup").args(["--find", "--show"]).arg(path).output();
-    let Some(made) = made.ok().filter(|made| made.status.success()) else {
-        println!("SKIPPED: no loop device can be made here");
-        return None;
-    };
-    Some(Loop(String::from_utf8(made.stdout).expect("a path").trim().to_owned()))
-}
-
-/// A loop device, detached when dropped.
-struct Loop(String);
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
 
 fn parameters() -> NewParameters {
     let mut keyslot = NewKeyslot::new(KdfKind::Pbkdf2);
@@ -67,10 +47,9 @@ fn volume_with_direct_io_is_re_encrypted_while_it_is_open() {
     let model: Vec<u8> = (0..1_u32 << 18).flat_map(u32::to_le_bytes).collect();
     device.write_at(&model, 0).expect("it writes");
 
-    let at =
-        HeaderOptions { image: node.0.clone().into(), header: None, luks: Luks::Two, policy: HeaderPolicy::default() };
+    let at = HeaderOptions { image: node.0.clone(), header: None, luks: Luks::Two, policy: HeaderPolicy::default() };
     let context = silent();
-    let ask = Ask { device: Path::new(&node.0), prompt: None, verify: false, context: &context };
+    let ask = Ask { device: &node.0, prompt: None, verify: false, context: &context };
     let mut offline = Offline::open_header(&context, &at).expect("it opens");
     let key = KeyOptions::new(KeySource::bytes(PASSPHRASE));
     let keyslot = offline.header().open_keyslot(&key, ask).expect("the passphrase");
