@@ -421,6 +421,22 @@ fn token_begins_a_re_encryption_and_goes_on_with_it() {
 }
 
 #[test]
+fn passphrase_of_a_re_encryption_may_be_in_the_keyring() {
+    let dir = Dir::new();
+    let (image, name) = (dir.luks2("image"), format!("inlock-reencrypt-{}", std::process::id()));
+    let Some(_key) = KernelKey::add(&name, b"secret") else { return };
+    let reencrypt = |words: &[&str]| call(["reencrypt", "-q"].iter().chain(&FAST).chain(words));
+    let key = dir.file("key", b"secret");
+    reencrypt(&[&image, "--key-description", &name, "--key-file", &key]).fails(1, &["Only one of --key-file"]);
+    reencrypt(&[&image, "--key-description", "inlock-missing"]).fails(1, &["Failed to find key 'inlock-missing'"]);
+    reencrypt(&[&image, "--key-description", &name, "--init-only"]).works();
+    reencrypt(&[&image, "--key-description", &name, "--resume-only"]).works();
+    call(["open", "--test-passphrase", "--key-file", &key, &image]).works();
+    let luks1 = dir.luks1("luks1");
+    reencrypt(&[&luks1, "--key-description", &name]).fails(1, &["--key-description"]);
+}
+
+#[test]
 fn helper_inherits_no_descriptor() {
     let dir = Dir::new();
     let image = image_with(&dir, &["box"]);

@@ -18,6 +18,7 @@ use inlock_open::edit::{OpenedKeyslot, scrubbed};
 use inlock_open::reencryption::{NewEncryption, NewParameters, Offline, ZoneProtection};
 use inlock_open::secret::{self, Ask};
 use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, VolumeKeyOptions};
+use inlock_open::token;
 use inlock_serve::control::name::Name;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
@@ -65,6 +66,7 @@ pub(crate) const ACTION: Action = Action {
 const REENCRYPTION: &[&str] = &[
     "tries",
     "key-slot",
+    "key-description",
     "disable-keyring",
     "encrypt",
     "decrypt",
@@ -164,7 +166,7 @@ impl ReencryptArgs {
             (None, None) => None,
         };
         Ok(Self {
-            key: KeyOptions { tries: options.tries.unwrap_or(3), ..existing_key_args(options, None)? },
+            key: KeyOptions { tries: options.tries.unwrap_or(3), ..key_of(options)? },
             luks1_option: luks1_option(options),
             mode: match (options.encrypt, options.decrypt) {
                 (true, _) => ReencryptionMode::Encrypt,
@@ -503,6 +505,17 @@ impl ReencryptArgs {
         }
         Ok(())
     }
+}
+
+/// Returns the options of the passphrase, which may be in the kernel's keyring.
+fn key_of(options: &Options) -> anyhow::Result<KeyOptions> {
+    let key = existing_key_args(options, None)?;
+    let Some(description) = &options.key_description else { return Ok(key) };
+    if options.key_file.is_some() {
+        return Err(CliError::usage("Only one of --key-file and --key-description is allowed."));
+    }
+    let passphrase = token::keyring_passphrase(description)?;
+    Ok(KeyOptions { source: KeySource::bytes(passphrase.as_bytes()), ..key })
 }
 
 /// Returns new keyslots with the key derivations of these, as far as those can be used.

@@ -63,6 +63,7 @@ impl Luks1Args {
             (options.keep_holes, "--keep-holes"),
             (options.force_no_keyslots, "--force-no-keyslots"),
             (options.new_volume_key_keyring.is_some(), "--new-volume-key-keyring"),
+            (options.key_description.is_some(), "--key-description"),
             (options.label.is_some(), "--label"),
             (options.subsystem.is_some(), "--subsystem"),
             (options.keyslot_cipher.is_some(), "--keyslot-cipher"),
