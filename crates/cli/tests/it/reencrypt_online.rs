@@ -376,6 +376,23 @@ fn open_volume_with_a_detached_header_is_decrypted() {
     assert!(std::fs::read(&image).unwrap() == plain);
 }
 
+/// Two volumes have one header: when one is new, the other still has the old key.
+#[test]
+fn volume_with_another_key_than_its_header_is_refused_before_anything_is_written() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let header = dir.name("header");
+    let images = ["one", "two"].map(|name| dir.file(name, &noise(LEN)));
+    call_with(b"secret", ["luksFormat", "-q", "--header", &header, &images[0]].iter().chain(&FAST)).works();
+    let other = Run::new();
+    let _one = Named::start(&run, "data", &["--header", &header, &images[0]]);
+    let _two = Named::start(&other, "data", &["--allow-copy", "--header", &header, &images[1]]);
+    let words = [&["reencrypt", "-q", "--active-name", "data"], &FAST[..]].concat();
+    run.call_with(b"secret", &words).works();
+    let before = std::fs::read(&header).unwrap();
+    other.call_with(b"secret", &words).fails(2, &["Volume key does not match the volume."]);
+    assert!(std::fs::read(&header).unwrap() == before);
+}
+
 /// A small file system in memory.
 struct Tmpfs(String);
 

@@ -106,6 +106,11 @@ impl Offline {
         self.header.device.staged_header()
     }
 
+    /// Returns the key of the old data of a re-encryption that has begun; `None`: they are plaintext.
+    pub fn old_key(&self) -> Option<&VolumeKey> {
+        self.unlocked.as_ref().and_then(|(_, keys)| keys.of(PieceState::Old))
+    }
+
     /// Returns both keys of a re-encryption that has begun, for the process of an open volume.
     pub fn joined_key(&self) -> Result<VolumeKey> {
         Ok(self.unlocked.as_ref().ok_or_else(Error::no_key)?.1.joined())

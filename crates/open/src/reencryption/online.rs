@@ -234,11 +234,8 @@ impl Online {
             return Err(self.refused("it is suspended"));
         }
         let (job, lock) = self.job(device, joined, &options)?;
-        if let (Some(check), Some(old)) = (check, job.keys.of(PieceState::Old))
-            && check.is_of_one_key()
-            && !check.is_made_with(old)
-        {
-            return Err(Error::other_key());
+        if let Some(old) = job.keys.of(PieceState::Old) {
+            check_key(check, old)?;
         }
         job.map_sides()?;
         if lock.is_some() {
@@ -370,6 +367,8 @@ impl Shared {
     fn wish_for(&self, wish: Wish) {
         let mut progress = self.progress();
         progress.wish = wish;
+        // A client that has resumed it is not told that it is paused still.
+        progress.is_parked &= wish == Wish::Pause;
         self.changed.notify_all();
         let is_awaited =
             |progress: &mut Progress| progress.wish == Wish::Pause && !progress.is_parked && progress.outcome.is_none();
@@ -544,6 +543,18 @@ impl Job {
             segments: segments.iter().map(|one| SegmentInfo::of(one, key.map_or(0, VolumeKey::len))).collect(),
             check: key.and_then(|key| KeyCheck::new(&segments, key).ok()),
         })
+    }
+}
+
+/// Fails unless `key` is that of the volume with this check.
+///
+/// # Errors
+///
+/// [`ErrorKind::OtherKey`]. A check of several keys refuses none.
+pub fn check_key(check: Option<&KeyCheck>, key: &VolumeKey) -> Result<()> {
+    match check {
+        Some(check) if check.is_of_one_key() && !check.is_made_with(key) => Err(Error::other_key()),
+        _ => Ok(()),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::pipe;
 use inlock_open::Context;
 use inlock_open::key_check::KeyCheck;
 use inlock_open::layer::{Layer, NewTable, Resized, RunningVolume};
-use inlock_open::reencryption::online::{Finished, OnlineOptions};
+use inlock_open::reencryption::online::{Finished, OnlineOptions, check_key};
 use inlock_open::reload::reload;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
@@ -278,6 +278,12 @@ impl ServedVolume {
             "pause" => online.pause()?,
             "resume" if pipe.is_none() => online.resume()?,
             "rate" => online.set_rate(request["rate"].as_u64())?,
+            // Before the header says that a re-encryption has begun, which this process could not go on with.
+            "check" => {
+                let Some(pipe) = pipe else { return Err(Error::KeyMissing { name: self.info().name.clone() }) };
+                let key = pipe::read_key(&pipe).context("cannot receive the key")?;
+                check_key(self.info().check.clone().as_ref(), &key)?;
+            }
             "begin" => {
                 self.check_writable()?;
                 let Some(pipe) = pipe else { return Err(Error::Request("The header is missing.".to_owned())) };

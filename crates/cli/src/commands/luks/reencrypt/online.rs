@@ -193,6 +193,9 @@ impl OnlineArgs {
 
     fn start(&self, client: &mut Client) -> anyhow::Result<()> {
         let offline = self.begin(client)?;
+        if let Some(old) = offline.old_key() {
+            self.tell("check", Some(old))?;
+        }
         if let Some(staged) = offline.staged() {
             let pipe = pipe::streamed(serde_json::to_vec(&staged)?).context("cannot pass the header")?;
             self.send(json!({"command": "reencrypt", "action": "begin"}), Some(&pipe))?;
