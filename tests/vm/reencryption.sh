@@ -45,7 +45,7 @@ loaded() {
 for via in ublk nbd; do
     check "$via-format" inlock luksFormat -q $fast --key-file /tmp/key /dev/vda
     check "$via-open" opened "$via" || { cat /run/inlock/*.log; continue; }
-    load "$via-load" 3
+    load "$via-load" 2
     check "$via-start" inlock reencrypt vol --start --key-file /tmp/key --hotzone-size 1M --rate 4M $fast
     check "$via-half" wait_for 60 has_done 33554432
     cat /run/inlock/vol.log
