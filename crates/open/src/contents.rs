@@ -472,7 +472,7 @@ fn layer_of(context: &Context, info: &VolumeInfo, interrupted: Option<(u64, Lock
         luks: Luks::Two,
         policy: HeaderPolicy::default(),
     };
-    Arc::new(Reencryptable(Online::new(context.clone(), at, interrupted)))
+    Arc::new(Reencryptable(Online::new(context.clone(), (at, info.header_identity.clone()), interrupted)))
 }
 
 /// Returns the only segment of a volume without a cipher.

@@ -19,6 +19,8 @@ pub struct VolumeInfo {
     pub device: PathBuf,
     /// A detached header.
     pub header: Option<PathBuf>,
+    /// Identity of the device that the header was read from.
+    pub header_identity: Option<String>,
     /// UUID of the header or of the superblock.
     pub uuid: Option<String>,
     /// Passphrase hash of a plain volume.
@@ -76,6 +78,7 @@ impl VolumeInfo {
             kind: kind.to_owned(),
             device: resolved(&data.path),
             header: None,
+            header_identity: None,
             uuid: None,
             hash,
             segments: Vec::new(),

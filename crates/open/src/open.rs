@@ -214,6 +214,7 @@ fn unlock_luks(
     info.kind = header.kind();
     info.uuid = Some(header.volume.uuid().to_owned());
     info.header = detached.then(|| resolved(header.path()));
+    info.header_identity = Some(header.device.identity());
     if interrupted::state_of(&header)?.is_some() {
         return open_interrupted(header, args, writing, provider, data, info);
     }
@@ -325,6 +326,7 @@ fn open_table(context: &Context, table: Table, args: &OpenOptions, writing: bool
         kind: "TABLE".to_owned(),
         device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
         header: None,
+        header_identity: None,
         uuid: None,
         hash: None,
         segments: SegmentInfo::of_table(&table),
@@ -363,6 +365,7 @@ fn open_integrity_table(
         kind: "TABLE".to_owned(),
         device: path,
         header: data.is_some().then(|| resolved(&metadata.path)),
+        header_identity: None,
         uuid: None,
         hash: None,
         segments: Vec::new(),
@@ -428,6 +431,7 @@ fn open_verity_table(context: &Context, table: VerityTable, args: &OpenOptions) 
         kind: "TABLE".to_owned(),
         device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
         header: None,
+        header_identity: None,
         uuid: None,
         hash: Some(hash),
         segments: stack.above.as_ref().map(SegmentInfo::of_table).unwrap_or_default(),

@@ -131,6 +131,23 @@ fn refused_decryption_leaves_the_device_as_it_was() {
     assert!(std::fs::read(&image).unwrap()[..LEN] == input);
 }
 
+/// The header was exported once, and the volume got another key since; or it is that of another volume.
+#[test]
+fn header_of_another_volume_or_key_is_refused_and_nothing_is_written() {
+    let (dir, input) = (Dir::new(), noise(LEN));
+    let (image, stale, other) = (volume(&dir, &input, &[]), dir.name("stale"), dir.name("other"));
+    call(["luksHeaderBackup", &image, "--header-backup-file", &stale]).works();
+    reencrypt(&image, &[]).works();
+    let second = Dir::new();
+    call(["luksHeaderBackup", &volume(&second, &input, &[]), "--header-backup-file", &other]).works();
+    let before = std::fs::read(&image).unwrap();
+    for (header, words) in [(&stale, &["--decrypt"][..]), (&other, &["--decrypt"]), (&stale, &[])] {
+        let refused = reencrypt(&image, &[words, &["--header", header]].concat());
+        refused.fails(1, &["it has a LUKS header, which is not the one that --header names"]);
+        assert!(std::fs::read(&image).unwrap() == before);
+    }
+}
+
 #[test]
 fn part_of_a_device_is_encrypted_and_nothing_else_is_touched() {
     let (dir, input, rest) = (Dir::new(), noise(LEN), noise(LEN));

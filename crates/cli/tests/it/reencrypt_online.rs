@@ -2,7 +2,7 @@
 
 use crate::harness::control::{Named, Run};
 use crate::harness::killed::Killed;
-use crate::harness::{Dir, FAST, call, call_with, inlock, noise};
+use crate::harness::{Dir, FAST, call, call_with, have, inlock, noise, run as run_program};
 use inlock_tests::random::Random;
 use inlock_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -372,6 +372,10 @@ fn open_volume_with_a_detached_header_is_decrypted() {
     let words = [&["reencrypt", "-q", "--active-name", "data", "--decrypt"], &FAST[..], &ZONE].concat();
     run.call_with(b"secret", &words).works();
     assert!(server.connect().read(0, LEN).expect("as it should") == plain);
+    // Without a key there is none to ask for.
+    run.call(&["suspend", "data"]).works();
+    run.call(&["resume", "data"]).works();
+    assert!(server.connect().read(0, LEN).expect("as it should") == plain);
     run.call(&["close", "data"]).works();
     assert!(std::fs::read(&image).unwrap() == plain);
 }
@@ -391,6 +395,98 @@ fn volume_with_another_key_than_its_header_is_refused_before_anything_is_written
     let before = std::fs::read(&header).unwrap();
     other.call_with(b"secret", &words).fails(2, &["Volume key does not match the volume."]);
     assert!(std::fs::read(&header).unwrap() == before);
+}
+
+/// The header would be written to one file, and the data to another.
+#[test]
+fn image_or_header_that_is_another_file_by_now_is_not_re_encrypted() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let image = dir.luks2("image");
+    let before = content(&image);
+    let server = Named::start(&run, "data", &[&image]);
+    let moved = dir.name("moved");
+    std::fs::copy(&image, &moved).unwrap();
+    let taken = std::fs::read(&image).unwrap();
+    std::fs::rename(&moved, &image).unwrap();
+    for words in [&["data", "--start"][..], &["--active-name", "data"], &[&image]] {
+        let words = [&["reencrypt", "-q"], words, &FAST].concat();
+        run.call_with(b"secret", &words).fails(1, &["is another file or device than the open one"]);
+        assert!(std::fs::read(&image).unwrap() == taken);
+    }
+    drop(server);
+    assert!(content(&image) == before);
+}
+
+#[test]
+fn header_file_that_is_removed_stops_the_re_encryption_and_is_named() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let (header, input) = (dir.name("header"), noise(LEN));
+    let image = dir.file("image", &input);
+    call_with(b"secret", ["luksFormat", "-q", "--header", &header, &image].iter().chain(&FAST)).works();
+    let server = Named::start(&run, "data", &["--header", &header, &image]);
+    let model = server.connect().read(0, LEN).expect("as it should");
+    start(&run, &[&ZONE[..], &["--rate", "256K"]].concat());
+    eventually("zones are written", || done(&run), |done| *done > 0);
+    std::fs::remove_file(&header).unwrap();
+    run.call(&["reencrypt", "data", "--rate", "0"]).works();
+    let ended = eventually("it stops", || status(&run), |status| status["state"] != "running");
+    let error = ended["error"].as_str().unwrap_or_else(|| panic!("{ended}"));
+    let rescue = error.split_once("copy ").and_then(|(_, rest)| rest.split_once(" before")).expect("a path").0;
+    assert!(error.contains("was removed or replaced"), "{error}");
+    assert!(server.connect().read(0, LEN).expect("as it should") == model);
+    std::fs::copy(rescue, &header).unwrap();
+    run.call(&["close", "data"]).works();
+    let words = ["reencrypt", "-q", "--resume-only", "--header", &header, &image];
+    call_with(b"secret", words).works();
+    let found = call_with(b"secret", ["export", "-q", "--header", &header, &image, "-"]).works().out.clone();
+    assert!(found == model);
+}
+
+#[test]
+fn open_volume_is_named_with_its_own_image_alone() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let (image, other) = (dir.luks2("image"), dir.luks2("other"));
+    let _server = Named::start(&run, "data", &[&image]);
+    let reencrypt = |image: &str| {
+        run.call_with(b"secret", &[&["reencrypt", "-q", "--active-name", "data", image], &FAST[..]].concat())
+    };
+    for image in [&other, "/nowhere"] {
+        reencrypt(image).fails(1, &["Volume data is not on"]);
+    }
+    reencrypt(&image).works();
+}
+
+#[test]
+fn volume_that_closes_while_a_command_waits_is_named_with_what_goes_on() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let image = dir.luks2("image");
+    let before = content(&image);
+    let _server = Named::start(&run, "data", &[&image]);
+    let words = [&["reencrypt", "-q", "--active-name", "data", "--rate", "64K"], &FAST[..], &ZONE].concat();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| run.call_with(b"secret", &words));
+        let has_begun = || run.call(&["reencrypt", "data", "--status"]).text().contains("running");
+        eventually("it has begun", has_begun, |begun| *begun);
+        run.call(&["close", "data"]).works();
+        let said = ["was closed; go on with `inlock reencrypt --resume-only"];
+        waiting.join().expect("it ends").fails(1, &said);
+    });
+    call_with(b"secret", ["reencrypt", "-q", "--resume-only", &image]).works();
+    assert!(content(&image) == before);
+}
+
+#[test]
+fn erased_volume_in_re_encryption_has_a_header_that_cryptsetup_reads() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(b"secret", ["reencrypt", "-q", "--init-only", &image].iter().chain(&FAST)).works();
+    call(["erase", "-q", &image]).works();
+    let dump = call(["luksDump", &image]);
+    assert!(!dump.text().contains(": luks2\n") && dump.text().contains("online-reencrypt"), "{}", dump.text());
+    call_with(b"secret", ["open", "--test-passphrase", &image]).fails(1, &[]);
+    if have("cryptsetup") {
+        run_program(Command::new("cryptsetup").args(["luksDump", &image]), b"").works();
+    }
 }
 
 /// A small file system in memory.

@@ -257,6 +257,7 @@ impl Offline {
         }
         let segments = self.header.volume.segments().map_err(cannot_unlock(self.header.path()))?;
         let [present] = segments[..] else { return Err(refused(&self.data, "it has several segments")) };
+        self.check_own_header(key, &segments)?;
         let side = self.new_side(new, &present)?;
         let keys = match new.mode {
             ReencryptionMode::Reencrypt if new.keeps_key => ReencryptionKeys::new(Some(copy(key)), None),
@@ -302,6 +303,23 @@ impl Offline {
         drop(lock);
         self.unlocked = Some((state, keys));
         Ok(())
+    }
+
+    /// Refuses a detached header if the device has one of another key, or of other data: that of the file is an old one,
+    /// or of another device.
+    fn check_own_header(&self, key: &VolumeKey, segments: &[Segment]) -> Result<()> {
+        if self.header.volume.data_offset() == 0 || self.header.device.identity() == self.data.identity() {
+            return Ok(());
+        }
+        let Ok(own) = Volume::load_despite_signatures(&self.data.header()?) else { return Ok(()) };
+        let options = unlock_options(None, self.header.policy.clone());
+        let is_this = own.segments().is_ok_and(|own| own == segments)
+            && own.uuid() == self.header.volume.uuid()
+            && own.unlock_with_volume_key(copy(key), &options).is_ok();
+        match is_this {
+            true => Ok(()),
+            false => Err(refused(&self.data, "it has a LUKS header, which is not the one that --header names")),
+        }
     }
 
     /// Returns cipher and data unit after the re-encryption; `None`: there is plaintext on one side.

@@ -4,6 +4,8 @@
 //! boundary of the engine's device behind it. Requests to other zones go on meanwhile, those to the zone wait for it.
 
 use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use inlock_volume::{Segment, VolumeKey};
 use serde::{Deserialize, Serialize};
 
 use super::driver::{Devices, Driver};
-use super::interrupted::{self, luks2_of};
+use super::interrupted::luks2_of;
 use crate::device::{Device as Storage, OpenMode};
 use crate::error::{Error, ErrorKind, Result, ResultExt as _};
 use crate::header::Header;
@@ -36,6 +38,8 @@ const NICENESS: i32 = 10;
 pub struct Online {
     context: Context,
     at: HeaderOptions,
+    /// Of the device that the header was read from when the volume was opened.
+    identity: Option<String>,
     /// Bytes that were new when it was opened in re-encryption.
     interrupted_at: Option<u64>,
     /// cryptsetup's lock, from the beginning of a re-encryption or the opening in one until it has finished.
@@ -134,6 +138,8 @@ struct Progress {
     total: u64,
     /// How it has ended; `None`: it has not.
     outcome: Option<Result<(), String>>,
+    /// The header of one that has failed, whose file may have no other name.
+    _header: Option<Storage>,
 }
 
 /// What the thread is to do after its zone.
@@ -145,12 +151,16 @@ enum Wish {
 }
 
 impl Online {
-    /// The volume has the header at `at`. `interrupted`: bytes that are new, and cryptsetup's lock, if it was opened in
+    /// The volume has the header at `at`, on the device of that identity. `interrupted`: bytes that are new, and cryptsetup's lock, if it was opened in
     /// re-encryption.
-    pub(crate) fn new(context: Context, at: HeaderOptions, interrupted: Option<(u64, Lock)>) -> Self {
+    pub(crate) fn new(
+        context: Context,
+        (at, identity): (HeaderOptions, Option<String>),
+        interrupted: Option<(u64, Lock)>,
+    ) -> Self {
         let (interrupted_at, lock) = interrupted.unzip();
         let lock = Arc::new(Mutex::new(lock));
-        Self { context, at, interrupted_at, lock, beginning: Mutex::new(()), task: Mutex::new(None) }
+        Self { context, at, identity, interrupted_at, lock, beginning: Mutex::new(()), task: Mutex::new(None) }
     }
 
     fn task(&self) -> MutexGuard<'_, Option<Task>> {
@@ -212,7 +222,11 @@ impl Online {
 
     fn load(&self) -> Result<Header> {
         let path = self.at.header.as_ref().unwrap_or(&self.at.image);
-        Header::load_from(Storage::open(&self.context, path, OpenMode::Header)?, self.at.luks, true)
+        let device = Storage::open(&self.context, path, OpenMode::Header)?;
+        if self.identity.as_ref().is_some_and(|known| *known != device.identity()) {
+            return Err(self.refused(&format!("{} is another file or device than the open one", path.display())));
+        }
+        Header::load_from(device, self.at.luks, true)
     }
 
     /// Goes on with the re-encryption that the header has begun. `joined`: both keys, as
@@ -268,7 +282,7 @@ impl Online {
         let header = Header { volume: Header::load_again(&header.device, self.at.luks)?, ..header };
         let (state, keys) = header.confirm_reencryption(joined, &self.at.policy)?;
         if state.pieces.hot().is_some() {
-            return Err(interrupted::needs_recovery(&header));
+            return Err(self.refused("a zone has to be recovered; close it, and open it again for writing"));
         }
         if state.keyslot.resilience.shift.is_some() {
             return Err(self.refused("its data move, which they do not while it is open; close it first"));
@@ -355,7 +369,7 @@ impl Shared {
         let total = job.device.len();
         let (done, rate) = (job.state.pieces.done(total), options.rate);
         let wish = if options.is_paused { Wish::Pause } else { Wish::Run };
-        let progress = Progress { wish, is_parked: options.is_paused, rate, done, total, outcome: None };
+        let progress = Progress { wish, is_parked: options.is_paused, rate, done, total, outcome: None, _header: None };
         Self { progress: Mutex::new(progress), changed: Condvar::new() }
     }
 
@@ -389,7 +403,10 @@ impl Shared {
                 Err(text)
             }
         };
-        self.progress().outcome = Some(outcome);
+        let mut progress = self.progress();
+        progress._header = outcome.is_err().then(|| job.header.device.duplicate());
+        progress.outcome = Some(outcome);
+        drop(progress);
         self.changed.notify_all();
     }
 
@@ -494,11 +511,30 @@ impl Job {
             if !shared.may_go_on(since, moved, &mut || driver.rest())? {
                 return Ok(false);
             }
+            self.check_header_file()?;
             (since, moved) = (Instant::now(), zone.end - zone.start);
             self.write_zone(&mut driver, &zone)?;
             shared.progress().done = driver.done();
         }
         Ok(true)
+    }
+
+    /// Fails if nobody could open the volume with the header after this process.
+    fn check_header_file(&self) -> Result<()> {
+        let device = &self.header.device;
+        let Some(file) = device.file() else { return Ok(()) };
+        let metadata = file.metadata().with_context(|| format!("cannot look at {}", device.path.display()))?;
+        match metadata.is_file() && metadata.nlink() == 0 {
+            true => {
+                let (path, process, fd) = (device.path.display(), std::process::id(), file.as_raw_fd());
+                let text = format!(
+                    "The file with the header, {path}, was removed or replaced; copy /proc/{process}/fd/{fd} before the \
+                     volume is closed."
+                );
+                Err(Error::new(ErrorKind::CannotReencrypt, text).about(&device.path))
+            }
+            false => Ok(()),
+        }
     }
 
     fn write_zone(&self, driver: &mut Driver<'_>, zone: &Range<u64>) -> Result<()> {

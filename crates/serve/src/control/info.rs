@@ -545,6 +545,7 @@ pub(super) mod tests {
                 kind: "PLAIN".to_owned(),
                 device: "/dev/sdx".into(),
                 header: None,
+                header_identity: None,
                 uuid: None,
                 hash: None,
                 segments: vec![SegmentInfo::of(&segment, 64)],

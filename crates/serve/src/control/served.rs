@@ -110,7 +110,7 @@ impl ServedVolume {
     pub fn status(&self) -> VolumeStatus {
         let snapshot = self.device.stats().snapshot();
         VolumeStatus {
-            key_present: self.key_present.load(Ordering::Acquire),
+            key_present: self.info().has_key() && self.key_present.load(Ordering::Acquire),
             close_deferred: self.hooks.is_close_deferred(),
             ..VolumeStatus::of(self.told(), &self.device, &*self.layer, &snapshot)
         }
@@ -171,7 +171,9 @@ impl ServedVolume {
         self.layer.check_suspend(RunningVolume { name: &name, device: &self.device })?;
         // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
-        if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
+        // One that was decrypted meanwhile has none.
+        let has_key = self.info().has_key() && self.key_present.load(Ordering::Acquire);
+        if has_key && self.device.is_suspended() {
             let wiped = self.layer.wipe_key(&self.device);
             let gone = matches!(wiped, Ok(()) | Err(ControlError::InUse));
             self.key_present.store(!gone, Ordering::Release);

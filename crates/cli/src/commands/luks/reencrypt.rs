@@ -1,5 +1,6 @@
 //! `reencrypt`: changes cipher, key or sector size of a LUKS volume in place, encrypts a device, or decrypts one.
 
+mod errors;
 mod luks1;
 mod online;
 mod progress;
@@ -12,7 +13,6 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use inlock_cipher::DataUnitSize;
-use inlock_open::ErrorKind;
 use inlock_open::create::{CreateOptions, DataStart};
 use inlock_open::edit::{OpenedKeyslot, scrubbed};
 use inlock_open::reencryption::{NewEncryption, NewParameters, Offline, ZoneProtection};
@@ -23,9 +23,10 @@ use inlock_serve::control::name::Name;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, NewKeyslot, Secret, Volume};
 
+use self::errors::{already, interrupted, is_luks, not_begun};
 use self::luks1::Luks1Args;
 use self::online::OnlineArgs;
-use self::progress::{Watch, has_reached_end, interrupted};
+use self::progress::{Watch, has_reached_end};
 use self::volume_keys::{has_volume_key, new_key_of};
 use crate::args::action::{Action, Alias, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS, name_of, running_name};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
@@ -33,6 +34,7 @@ use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes, key_len_of};
 use crate::error::{CliError, Status};
 use crate::host::context;
+use crate::system::signals::{self, Caught};
 use crate::ui::progress::Show;
 use crate::ui::terminal;
 
@@ -44,9 +46,15 @@ pub(crate) const ACTION: Action = Action {
     about: "re-encrypt, encrypt or decrypt a LUKS volume in place",
     prepare: |options, mut arguments| {
         if OnlineArgs::is_asked(&options) {
-            let active = options.active_name.clone().map(running_name).transpose()?;
-            let name = active.map_or_else(|| arguments.name(), Ok)?;
-            let args = OnlineArgs::new(options, name)?;
+            let (name, image) = match options.active_name.clone() {
+                None => (arguments.name()?, None),
+                // Without an argument the name is in its place.
+                Some(active) => {
+                    let image = arguments.optional().filter(|image| *image != active);
+                    (running_name(active)?, image)
+                }
+            };
+            let args = OnlineArgs::new(options, name, image)?;
             return Ok(Prepared::new(move || scrubbed(|| args.run())));
         }
         let image = arguments.path()?;
@@ -55,7 +63,7 @@ pub(crate) const ACTION: Action = Action {
         let args = ReencryptArgs::new(&options, image, name)?;
         Ok(Prepared::new(move || {
             scrubbed(|| match online::volume_on(&args.at.image)? {
-                Some(name) => OnlineArgs::new(options, name)?.run(),
+                Some(name) => OnlineArgs::new(options, name, None)?.run(),
                 None if luks1.is_asked()? => luks1.run(),
                 None => args.run(),
             })
@@ -467,6 +475,8 @@ impl ReencryptArgs {
         }
         self.check_resilience(offline.header().volume.data_offset() > 0)?;
         let opened = |offline: &Offline| self.open_keyslot(offline, &self.key, None);
+        // A header that was moved says that a decryption has begun, also after a signal.
+        let mut caught = None;
         let (mut offline, opened) = match &self.at.header {
             Some(file) if self.is_header_missing() => {
                 if terminal::stdin_is_terminal() && !self.batch {
@@ -480,6 +490,7 @@ impl ReencryptArgs {
                     terminal::confirm(&text, CliError::NotConfirmed)?;
                 }
                 let opened = opened(&offline)?;
+                caught = Some(signals::catch()?);
                 (offline.export_header(file)?, opened)
             }
             _ => {
@@ -489,19 +500,26 @@ impl ReencryptArgs {
         };
         let keyslot = self.keyslot.request(&offline.header().volume)?;
         offline.begin_decryption(&self.parameters(keyslot, self.create.key_len)?, &[opened])?;
-        Ok(offline)
+        match caught.is_some_and(|caught: Caught| caught.take().is_some()) {
+            true => Err(self.interrupted()),
+            false => Ok(offline),
+        }
+    }
+
+    /// The error of a re-encryption that has begun, and that a signal has stopped.
+    fn interrupted(&self) -> anyhow::Error {
+        let header = self.at.header.as_ref().map_or(String::new(), |file| format!(" --header {}", file.display()));
+        interrupted(format!(
+            "the volume opens as it is; go on with `inlock reencrypt --resume-only {}{header}`",
+            self.at.image.display()
+        ))
     }
 
     /// Goes on to the end, or until a signal comes.
     fn go_on(&self, offline: &mut Offline) -> anyhow::Result<()> {
         let run = |watch: &mut Watch<'_>| offline.run(self.longest_zone, self.keeps_holes, watch);
-        if !has_reached_end(self.show, &self.at.image, run)? {
-            let header = self.at.header.as_ref().map_or(String::new(), |file| format!(" --header {}", file.display()));
-            let hint = format!(
-                "the volume opens as it is; go on with `inlock reencrypt --resume-only {}{header}`",
-                self.at.image.display()
-            );
-            return Err(interrupted(hint));
+        if !has_reached_end(self.show, &self.at.image, &signals::catch()?, run)? {
+            return Err(self.interrupted());
         }
         Ok(())
     }
@@ -668,19 +686,4 @@ impl Resilience {
 
 fn unsupported_sector() -> anyhow::Error {
     CliError::usage("Unsupported encryption sector size.")
-}
-
-fn already() -> inlock_open::Error {
-    let text = "LUKS2 reencryption already initialized. Aborting operation.";
-    inlock_open::Error::new(ErrorKind::AlreadyReencrypted, text)
-}
-
-fn not_begun() -> inlock_open::Error {
-    inlock_open::Error::new(ErrorKind::NotReencrypted, "Device reencryption not in progress.")
-}
-
-fn is_luks(at: &HeaderOptions) -> inlock_open::Error {
-    let path = at.header.as_ref().unwrap_or(&at.image);
-    let text = format!("Device {} is already LUKS device. Aborting operation.", path.display());
-    inlock_open::Error::new(ErrorKind::CannotReencrypt, text)
 }

@@ -159,6 +159,7 @@ impl Fixture {
             kind: "PLAIN".to_owned(),
             device: "/dev/sdx".into(),
             header: None,
+            header_identity: None,
             uuid: None,
             hash: None,
             segments: vec![inlock_open::info::SegmentInfo::of(&segment, 64)],

@@ -114,14 +114,16 @@ impl Luks2 {
         Ok(self.write(device, draft)?)
     }
 
-    /// Removes all keyslots, and overwrites all keyslot areas, also those that no keyslot refers to.
+    /// Removes all keyslots that hold keys, and overwrites all keyslot areas, also those that no keyslot refers to.
     ///
     /// # Errors
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
     pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
         let device = &self.checked(device)?;
-        let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
+        // That of a re-encryption holds no key, and says what the segments are.
+        let keys = self.metadata.keyslots.iter().filter(|(_, slot)| !matches!(slot.kind, KeyslotKind::Reencryption(_)));
+        let numbers: Vec<u32> = keys.map(|(number, _)| *number).collect();
         let mut map = self.map.clone();
         remove_keyslots(&mut map, &numbers);
         let draft = self.draft_of(map)?;

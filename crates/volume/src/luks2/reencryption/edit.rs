@@ -338,8 +338,8 @@ impl Luks2 {
 
     /// Ends a re-encryption whose data are all new: leaves the new segment, and removes the keyslots of the old key.
     ///
-    /// The first commit ends it. Then the old key material is overwritten; after a power cut in between, keyslots are
-    /// left that are bound to no segment.
+    /// One commit ends it and removes the keyslots. Then their key material is overwritten; after a power cut in
+    /// between, some of it is left, which nothing can decrypt without the salt that was in the header.
     ///
     /// # Errors
     ///
@@ -352,16 +352,16 @@ impl Luks2 {
         let mut all = Segments::default();
         segments::last_object(&map).into_iter().for_each(|last| all.add(last, &[found.new.digest]));
         all.write_to(&mut map);
-        remove_keyslots(&mut map, &[found.number]);
-        section(&mut map, "config").shift_remove("requirements");
-        self.commit_map(device, map)?;
-        wipe_area(device, found.area.clone())?;
         let old = found.old.digest.filter(|old| found.new.digest != Some(*old));
         let old = old.and_then(|old| self.metadata.digests.get(&old)).map(|digest| digest.keyslots.clone());
-        for number in old.unwrap_or_default() {
-            self.kill_keyslot(device, number)?;
-        }
-        Ok(())
+        let removed = [old.unwrap_or_default(), vec![found.number]].concat();
+        let slots = removed.iter().filter_map(|number| self.metadata.keyslots.get(number));
+        let areas: Vec<Range<u64>> =
+            slots.map(|slot| slot.area_offset..slot.area_offset + slot.reserved_len()).collect();
+        remove_keyslots(&mut map, &removed);
+        section(&mut map, "config").shift_remove("requirements");
+        self.commit_map(device, map)?;
+        areas.into_iter().try_for_each(|area| Ok(wipe_area(device, area)?))
     }
 }
 

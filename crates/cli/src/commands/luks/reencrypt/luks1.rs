@@ -11,13 +11,14 @@ use inlock_open::source::{HeaderOptions, KeyOptions, KeySource, Luks, VolumeKeyO
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use inlock_volume::{Hash, KdfKind, KdfRequest, NewKeyslot};
 
-use super::not_begun;
-use super::progress::{Watch, has_reached_end, interrupted};
+use super::errors::{interrupted, not_begun};
+use super::progress::{Watch, has_reached_end};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes};
 use crate::error::CliError;
 use crate::host::context;
+use crate::system::signals;
 use crate::ui::print::print_stderr;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
@@ -264,7 +265,7 @@ impl Luks1Args {
     fn go_on(&self, offline: &mut Luks1Offline) -> anyhow::Result<()> {
         let mode = offline.mode();
         let run = |watch: &mut Watch<'_>| offline.run(self.longest_zone, watch);
-        if !has_reached_end(self.show, &self.at.image, run)? {
+        if !has_reached_end(self.show, &self.at.image, &signals::catch()?, run)? {
             let hint = format!(
                 "the volume does not open meanwhile; go on in this directory with `inlock reencrypt {}{}`",
                 self.words_to_go_on(mode, offline.uuid()),

@@ -5,7 +5,7 @@
 //! which has the device, writes the header, gets both volume keys, and does the rest.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,6 +15,7 @@ use inlock_open::reencryption::Offline;
 use inlock_open::reencryption::online::{OnlineState, OnlineStatus};
 use inlock_serve::control::client::Client;
 use inlock_serve::control::files::Files;
+use inlock_serve::control::info::VolumeStatus;
 use inlock_serve::control::name::Name;
 use inlock_serve::control::state_file::StateFile;
 use inlock_serve::pipe;
@@ -22,12 +23,14 @@ use inlock_volume::VolumeKey;
 use inlock_volume::luks2::reencryption::ReencryptionMode;
 use serde_json::{Value, json};
 
-use super::progress::{has_reached_end, interrupted};
-use super::{ReencryptArgs, already, not_begun};
+use super::ReencryptArgs;
+use super::errors::{already, interrupted, not_begun};
+use super::progress::has_reached_end;
 use crate::args::options::Options;
 use crate::commands::running_key::RunningKey;
 use crate::error::CliError;
 use crate::host::context;
+use crate::system::signals::{self, Caught};
 use crate::ui::print::print;
 use crate::ui::progress::Show;
 
@@ -59,6 +62,7 @@ enum Verb {
 /// A re-encryption of an open volume.
 pub(super) struct OnlineArgs {
     name: Name,
+    image: Option<PathBuf>,
     verb: Verb,
     /// Bytes a second; 0: no limit.
     rate: Option<u64>,
@@ -73,8 +77,8 @@ impl OnlineArgs {
         is_verb || options.rate.is_some() || options.active_name.is_some()
     }
 
-    /// Returns what the options ask of the open volume `name`.
-    pub(super) fn new(options: Options, name: Name) -> anyhow::Result<Self> {
+    /// Returns what the options ask of the open volume `name`, which is that on `image` if there is one.
+    pub(super) fn new(options: Options, name: Name, image: Option<PathBuf>) -> anyhow::Result<Self> {
         let verbs = [
             (options.start, Verb::Start),
             (options.pause, Verb::Pause),
@@ -101,12 +105,19 @@ impl OnlineArgs {
                  go with --active-name.",
             ));
         }
-        Ok(Self { name, verb, rate: options.rate, json: options.json, options })
+        Ok(Self { name, image, verb, rate: options.rate, json: options.json, options })
     }
 
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let mut client = Client::of(context(), &self.name)?;
-        let found = client.status()?.reencryption;
+        let VolumeStatus { info, reencryption: found, .. } = client.status()?;
+        if let Some(image) = &self.image {
+            let path = image.canonicalize().unwrap_or_else(|_| image.clone());
+            if path != info.device && Some(&path) != info.header.as_ref() {
+                let text = format!("Volume {} is not on {}.", self.name, image.display());
+                return Err(CliError::usage(text));
+            }
+        }
         match self.verb {
             Verb::Status => self.print(found.as_ref()),
             Verb::Pause => self.tell("pause", None),
@@ -121,61 +132,89 @@ impl OnlineArgs {
                 Err(self.is_running())
             }
             Verb::Run => self.run_to_the_end(&mut client, found.map(|found| found.state)),
-            Verb::Resume => self.go_on(&mut client),
+            Verb::Resume => {
+                let joined = self.ask(&mut client)?;
+                self.tell("resume", Some(&joined))
+            }
             Verb::Start => {
                 match found.as_ref().map(|found| found.state) {
                     None | Some(OnlineState::Finished) => {}
                     Some(_) => return Err(already().into()),
                 }
-                self.start(&mut client)
+                let offline = self.begin(&mut client)?;
+                self.start(offline)
             }
         }
     }
 
     fn run_to_the_end(&self, client: &mut Client, state: Option<OnlineState>) -> anyhow::Result<()> {
         let is_new = matches!(state, None | Some(OnlineState::Finished));
-        match state {
+        let caught = match state {
             _ if is_new && self.options.resume_only => return Err(not_begun().into()),
-            _ if is_new => self.start(client)?,
+            _ if is_new => {
+                let offline = self.begin(client)?;
+                // From here on a signal pauses it.
+                let caught = signals::catch()?;
+                self.start(offline)?;
+                caught
+            }
             _ if self.options.init_only => return Err(already().into()),
-            Some(OnlineState::Paused) => self.tell("resume", None)?,
+            Some(OnlineState::Paused) => {
+                let caught = signals::catch()?;
+                self.tell("resume", None)?;
+                caught
+            }
             Some(OnlineState::Running) => return Err(self.is_running()),
-            _ => self.go_on(client)?,
-        }
-        if self.options.init_only { Ok(()) } else { self.wait() }
+            _ => {
+                let joined = self.ask(client)?;
+                let caught = signals::catch()?;
+                self.tell("resume", Some(&joined))?;
+                caught
+            }
+        };
+        if self.options.init_only { Ok(()) } else { self.wait(&caught) }
     }
 
     /// Waits for the end, and shows how far it is. A signal pauses it.
-    fn wait(&self) -> anyhow::Result<()> {
+    fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
         let Options { batch_mode, progress_json, progress_frequency, .. } = self.options;
         let show = Show::from_options(batch_mode, progress_json, progress_frequency);
         let mut client = Client::of(context(), &self.name)?;
-        let device = client.status()?.info.device;
-        let mut failure = None;
-        let has_ended = has_reached_end(show, &device, |watch| {
-            loop {
-                let found = client.status().map_err(anyhow::Error::from);
-                let found = found.and_then(|status| status.reencryption.ok_or_else(|| not_begun().into()));
-                let Some(found) = found.map_err(|error| failure = Some(error)).ok() else { return Ok(false) };
+        let info = client.status()?.info;
+        let mut last = None;
+        let has_ended = has_reached_end(show, &info.device, caught, |watch| {
+            // A process that does not reply has closed the volume.
+            while let Some(found) = client.status().ok().and_then(|status| status.reencryption) {
                 if watch(found.done_bytes, found.total_bytes).is_break() {
-                    failure = self.tell("pause", None).err();
-                    return Ok(false);
+                    // It may have reached the end by now.
+                    let _ = self.tell("pause", None);
+                    last = client.status().ok().and_then(|status| status.reencryption);
+                    break;
                 }
                 match found.state {
-                    OnlineState::Finished => return Ok(true),
                     OnlineState::Running => std::thread::sleep(POLL_INTERVAL),
                     _ => {
-                        let text = found.error.map(|text| format!("Volume {}: {text}.", self.name));
-                        failure = text.map(|text| inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into());
-                        return Ok(false);
+                        last = Some(found);
+                        break;
                     }
                 }
             }
+            Ok(last.as_ref().is_some_and(|found| found.state == OnlineState::Finished))
         })?;
-        match failure {
-            Some(error) => Err(error),
-            None if has_ended => Ok(()),
-            None => Err(interrupted(format!("it is paused; go on with `inlock reencrypt {} --resume`", self.name))),
+        match last {
+            _ if has_ended => Ok(()),
+            Some(OnlineStatus { error: Some(error), .. }) => {
+                let text = format!("Volume {}: {error}.", self.name);
+                Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into())
+            }
+            Some(_) => Err(interrupted(format!("it is paused; go on with `inlock reencrypt {} --resume`", self.name))),
+            None => {
+                let header = info.header.map_or(String::new(), |file| format!(" --header {}", file.display()));
+                let (device, name) = (info.device.display(), &self.name);
+                Err(interrupted(format!(
+                    "volume {name} was closed; go on with `inlock reencrypt --resume-only {device}{header}`"
+                )))
+            }
         }
     }
 
@@ -184,15 +223,14 @@ impl OnlineArgs {
         inlock_open::Error::new(ErrorKind::AlreadyReencrypted, text).into()
     }
 
-    /// Goes on with what was interrupted before the volume was opened.
-    fn go_on(&self, client: &mut Client) -> anyhow::Result<()> {
+    /// Asks for both keys of what was interrupted before the volume was opened.
+    fn ask(&self, client: &mut Client) -> anyhow::Result<VolumeKey> {
         let source = RunningKey::new(&self.options)?.source(&client.status()?.info)?;
-        let joined = ask_key(context(), &source)?;
-        self.tell("resume", Some(&joined))
+        Ok(ask_key(context(), &source)?)
     }
 
-    fn start(&self, client: &mut Client) -> anyhow::Result<()> {
-        let offline = self.begin(client)?;
+    /// Lets the process of the volume carry out what has begun in a copy of the header.
+    fn start(&self, offline: Offline) -> anyhow::Result<()> {
         if let Some(old) = offline.old_key() {
             self.tell("check", Some(old))?;
         }

@@ -3,8 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::error::{CliError, Status};
-use crate::system::signals;
+use crate::system::signals::Caught;
 use crate::ui::progress::{Progress, Show};
 
 /// Takes the number of bytes that are done, and that of all, after each zone.
@@ -14,9 +13,9 @@ pub(super) type Watch<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 pub(super) fn has_reached_end(
     show: Show,
     image: &Path,
+    caught: &Caught,
     run: impl FnOnce(&mut Watch<'_>) -> inlock_open::Result<bool>,
 ) -> anyhow::Result<bool> {
-    let caught = signals::catch()?;
     let (mut progress, mut last) = (None, 0);
     let has_ended = run(&mut |done, total| {
         let shown = progress.get_or_insert_with(|| {
@@ -31,9 +30,4 @@ pub(super) fn has_reached_end(
         progress.finish();
     }
     Ok(has_ended)
-}
-
-/// The error of a re-encryption that a signal has stopped.
-pub(super) fn interrupted(hint: String) -> anyhow::Error {
-    CliError::Remote("Reencryption interrupted.".to_owned(), Some(hint), Status::Wrong).into()
 }
