@@ -34,7 +34,7 @@ use crate::args::options::Options;
 use crate::args::source::{cipher_of, header_args, key_bytes, key_len_of};
 use crate::error::{CliError, Status};
 use crate::host::context;
-use crate::system::signals::{self, Caught};
+use crate::system::signals;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
 
@@ -475,8 +475,6 @@ impl ReencryptArgs {
         }
         self.check_resilience(offline.header().volume.data_offset() > 0)?;
         let opened = |offline: &Offline| self.open_keyslot(offline, &self.key, None);
-        // A header that was moved says that a decryption has begun, also after a signal.
-        let mut caught = None;
         let (mut offline, opened) = match &self.at.header {
             Some(file) if self.is_header_missing() => {
                 if terminal::stdin_is_terminal() && !self.batch {
@@ -490,7 +488,6 @@ impl ReencryptArgs {
                     terminal::confirm(&text, CliError::NotConfirmed)?;
                 }
                 let opened = opened(&offline)?;
-                caught = Some(signals::catch()?);
                 (offline.export_header(file)?, opened)
             }
             _ => {
@@ -499,11 +496,11 @@ impl ReencryptArgs {
             }
         };
         let keyslot = self.keyslot.request(&offline.header().volume)?;
-        offline.begin_decryption(&self.parameters(keyslot, self.create.key_len)?, &[opened])?;
-        match caught.is_some_and(|caught: Caught| caught.take().is_some()) {
-            true => Err(self.interrupted()),
-            false => Ok(offline),
-        }
+        let parameters = self.parameters(keyslot, self.create.key_len)?;
+        // A header that was moved says that a decryption has begun, also after a signal.
+        let caught = signals::catch()?;
+        offline.begin_decryption(&parameters, &[opened])?;
+        if caught.take().is_some() { Err(self.interrupted()) } else { Ok(offline) }
     }
 
     /// The error of a re-encryption that has begun, and that a signal has stopped.
