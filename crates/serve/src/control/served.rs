@@ -302,8 +302,10 @@ impl ServedVolume {
                     Box::new(move |new: Finished| {
                         let mut info = info.lock().unwrap_or_else(PoisonError::into_inner);
                         change(&mut info, new);
-                        // The next change publishes it if this fails.
-                        let _ = files.map(|files| files.publish(&info));
+                        // A status does not wait for the disk. The next change publishes it if this fails.
+                        let changed = info.clone();
+                        drop(info);
+                        let _ = files.map(|files| files.publish(&changed));
                     })
                 };
                 // A device that awaits recovery is found to be of this volume at any time.

@@ -13,9 +13,10 @@ use inlock_open::ErrorKind;
 use inlock_open::open::ask_key;
 use inlock_open::reencryption::Offline;
 use inlock_open::reencryption::online::{OnlineState, OnlineStatus};
+use inlock_serve::Error;
 use inlock_serve::control::client::Client;
 use inlock_serve::control::files::Files;
-use inlock_serve::control::info::VolumeStatus;
+use inlock_serve::control::info::{RuntimeInfo, VolumeStatus};
 use inlock_serve::control::name::Name;
 use inlock_serve::control::state_file::StateFile;
 use inlock_serve::pipe;
@@ -131,7 +132,7 @@ impl OnlineArgs {
             Verb::Resume if found.as_ref().is_some_and(|found| found.state == OnlineState::Running) => {
                 Err(self.is_running())
             }
-            Verb::Run => self.run_to_the_end(&mut client, found.map(|found| found.state)),
+            Verb::Run => self.run_to_the_end(&mut client, found.map(|found| found.state), info),
             Verb::Resume => {
                 let joined = self.ask(&mut client)?;
                 self.tell("resume", Some(&joined))
@@ -147,7 +148,7 @@ impl OnlineArgs {
         }
     }
 
-    fn run_to_the_end(&self, client: &mut Client, state: Option<OnlineState>) -> anyhow::Result<()> {
+    fn run_to_the_end(&self, client: &mut Client, state: Option<OnlineState>, info: RuntimeInfo) -> anyhow::Result<()> {
         let is_new = matches!(state, None | Some(OnlineState::Finished));
         let caught = match state {
             _ if is_new && self.options.resume_only => return Err(not_begun().into()),
@@ -172,23 +173,31 @@ impl OnlineArgs {
                 caught
             }
         };
-        if self.options.init_only { Ok(()) } else { self.wait(&caught) }
+        if self.options.init_only { Ok(()) } else { self.wait(info, &caught) }
+    }
+
+    /// Returns how far it is, also if the process of the volume takes long to reply. `None`: it has closed the volume.
+    fn found(&self) -> Option<OnlineStatus> {
+        loop {
+            match Client::of(context(), &self.name).and_then(|mut client| client.status()) {
+                Ok(status) => return status.reencryption,
+                Err(Error::Unreachable { .. }) => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Waits for the end, and shows how far it is. A signal pauses it.
-    fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
+    fn wait(&self, info: RuntimeInfo, caught: &Caught) -> anyhow::Result<()> {
         let Options { batch_mode, progress_json, progress_frequency, .. } = self.options;
         let show = Show::from_options(batch_mode, progress_json, progress_frequency);
-        let mut client = Client::of(context(), &self.name)?;
-        let info = client.status()?.info;
-        let mut last = None;
+        let (mut failure, mut last) = (None, None);
         let has_ended = has_reached_end(show, &info.device, caught, |watch| {
-            // A process that does not reply has closed the volume.
-            while let Some(found) = client.status().ok().and_then(|status| status.reencryption) {
+            while let Some(found) = self.found() {
                 if watch(found.done_bytes, found.total_bytes).is_break() {
+                    failure = self.tell("pause", None).err();
                     // It may have reached the end by now.
-                    let _ = self.tell("pause", None);
-                    last = client.status().ok().and_then(|status| status.reencryption);
+                    last = self.found();
                     break;
                 }
                 match found.state {
@@ -203,6 +212,7 @@ impl OnlineArgs {
         })?;
         match last {
             _ if has_ended => Ok(()),
+            Some(OnlineStatus { state: OnlineState::Running, .. }) if failure.is_some() => failure.map_or(Ok(()), Err),
             Some(OnlineStatus { error: Some(error), .. }) => {
                 let text = format!("Volume {}: {error}.", self.name);
                 Err(inlock_open::Error::new(ErrorKind::CannotReencrypt, text).into())
